@@ -14,11 +14,12 @@ SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""
 
-Target = Literal["class", "labels", "values", "tokens", "mask"]
+Target = Literal["class", "labels", "values", "tokens", "mask", "survival"]
 """What is known of a sample: ``class``, one of C, int64; ``labels``, each of L that it has or not, float32 of shape
 (L,), 0 or 1; ``values``, D numbers to predict, float32 of shape (D,); ``tokens``, one for each position of the input,
 int64 of shape (T,), -100 where none is asked for; ``mask``, one of C classes for each pixel or voxel, int64 of shape
-(H, W) or (H, W, D), -100 where none counts."""
+(H, W) or (H, W, D), -100 where none counts; ``survival``, a time of at least 0, and whether the event was seen then
+(1) or was not seen until then (0), float32 of shape (2,)."""
 
 BYTE_TOKENS, END_OF_BYTES = 258, 1
 """How many tokens there are of bytes: 0 fills up, 1 ends a text, and the bytes are 2 to 257."""
@@ -38,7 +39,7 @@ class InputSpec:
             indices).
         shape: shape of one input, e.g. ``(1, 28, 28)``, ``(80,)`` for tokens or ``(60,)`` for vectors.
         num_classes: number of outputs: classes (of a sample, or of each pixel), labels, values to predict, or tokens to
-            choose from.
+            choose from; 1 of survival, the risk.
         vocabulary: number of distinct tokens; 0 for images.
         target: what is known of a sample.
         padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
@@ -58,7 +59,8 @@ class InputSpec:
     def target_shape(self) -> tuple[int, ...]:
         """Shape of what is known of one sample: () for a class."""
         count = (self.num_classes,)
-        return {"class": (), "labels": count, "values": count, "mask": self.shape[1:]}.get(self.target, self.shape)
+        known = {"class": (), "labels": count, "values": count, "mask": self.shape[1:], "survival": (2,)}
+        return known.get(self.target, self.shape)
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -68,7 +70,7 @@ class InputSpec:
     @property
     def target_type(self) -> type[np.generic]:
         """In what numbers it is stored: int64 or float32."""
-        return np.float32 if self.target in ("labels", "values") else np.int64
+        return np.float32 if self.target in ("labels", "values", "survival") else np.int64
 
     def words(self) -> str:
         """Says for messages what the inputs are, and what is learned of each."""
@@ -83,6 +85,7 @@ class InputSpec:
             "class": f"one of {self.num_classes} classes each",
             "labels": f"{self.num_classes} labels each",
             "values": f"{self.num_classes} numbers to predict each",
+            "survival": "a time and an event each",
             "tokens": "the next token to predict at each position",
             "mask": f"one of {self.num_classes} classes at each {'pixel' if len(self.shape) == 3 else 'voxel'}",
         }

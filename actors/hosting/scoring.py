@@ -125,5 +125,8 @@ class Scorer:
             for name, statistics in self.score(predictors, examples).items():
                 total[name] += statistics
 
-        self._pieces.over(len(part), add)
+        if self._task.measures.compares:
+            add(slice(None))  # its batches are split where they are predicted, if need be
+        else:
+            self._pieces.over(len(part), add)
         return total

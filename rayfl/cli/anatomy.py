@@ -186,6 +186,8 @@ def _write(path: Path, spec: InputSpec) -> None:
 def _targets(spec: InputSpec, size: int, generator: np.random.Generator) -> np.ndarray:
     if spec.target == "class":
         return np.arange(size) % spec.num_classes
+    if spec.target == "survival":
+        return np.ones((size, *spec.target_shape))
     high = spec.num_classes if spec.target in ("tokens", "mask") else 2
     return generator.integers(0, high, (size, *spec.target_shape))
 

@@ -6,10 +6,11 @@ context of the process, with all clients in it.
 
 from __future__ import annotations
 
+import numpy as np
 from torch import Tensor, isfinite
 
 from rayfl.errors import DataError
-from rayfl.examples import Examples, InputSpec
+from rayfl.examples import Examples, InputSpec, Target
 from rayfl.metrics.language import IGNORED
 
 
@@ -31,6 +32,24 @@ def check_examples(examples: Examples, spec: InputSpec, whose: str, first: int =
     check_inputs(examples.x, spec, whose, first)
 
 
+def unfit_targets(y: np.ndarray, target: Target) -> np.ndarray:
+    """Returns which numbers cannot be targets: labels other than 0 and 1, values that are not finite, and of survival
+    times below 0 or not finite and events other than 0 and 1; bool of the shape of ``y``.
+
+    Args:
+        y: of shape (n, D).
+        target: what they are.
+    """
+    found: np.ndarray = ~np.isfinite(y) if target == "values" else (y != 0) & (y != 1)
+    if target == "survival":
+        found[:, 0] = ~(np.isfinite(y[:, 0]) & (y[:, 0] >= 0))
+    return found
+
+
+SURVIVAL = ("a finite time of at least 0", "1 (the event was seen at that time) or 0 (it was not seen until then)")
+"""What the two targets of survival must be."""
+
+
 def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> None:
     """Makes sure that targets are what their data set says: classes and tokens in range, labels 0 or 1, numbers finite.
 
@@ -43,10 +62,12 @@ def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> Non
         what, kind = ("a token to predict", "tokens") if spec.target == "tokens" else ("a class of the mask", "classes")
         _check_range(y.masked_fill(y == IGNORED, 0), spec.num_classes, f"{whose}: {what}", kind, first)
         return
-    wrong = ~isfinite(y) if spec.target == "values" else (y != 0) & (y != 1)
+    wrong = unfit_targets(y.numpy(), spec.target)
     if wrong.any():
-        sample, place = (int(axis[0]) for axis in wrong.nonzero(as_tuple=True))
+        sample, place = (int(axis[0]) for axis in wrong.nonzero())
         must = "finite: remove the sample, or mend it" if spec.target == "values" else "0 or 1"
+        if spec.target == "survival":
+            must = SURVIVAL[place]
         raise DataError(
             f"{whose}: target {place} of sample {first + sample} is {float(y[sample, place])}, but must be {must}"
         )

@@ -44,7 +44,8 @@ def evaluate(
 ) -> dict[str, Statistics]:
     """Computes the mergeable statistics of each predictor over ``examples``.
 
-    The batches are consecutive and of fixed size, so the sums do not depend on who evaluates.
+    The batches are consecutive and of fixed size, so the sums do not depend on who evaluates. Measures that compare
+    samples are given the predictions of all batches together.
 
     Args:
         predictors: by name.
@@ -64,6 +65,11 @@ def evaluate(
     with torch.no_grad():
         for name, predictor in predictors.items():
             models = predictor.built()
+            if task.measures.compares and batches:
+                rows = [part for x, _ in batches for part in _predicted(predictor, models, x, task, pieces)]
+                vector = task.measures.statistics(torch.cat(rows), examples.y)
+                totals[name] = Statistics.from_vector(vector, task.measures)
+                continue
             parts = [part for x, y in batches for part in _scored(predictor, models, x, y, task, pieces)]
             totals[name] = (
                 Statistics.from_vector(torch.stack(parts).sum(0).cpu().numpy(), task.measures)
@@ -83,6 +89,13 @@ def _scored(
         parts.append(task.statistics(predictor, models, x[here], y[here]))
 
     pieces.over(len(y), score)
+    return parts
+
+
+def _predicted(predictor: Predictor, models: Sequence[Model], x: Tensor, task: Task, pieces: Pieces) -> list[Tensor]:
+    """Returns the predictions for one batch, or for the parts it was split into."""
+    parts = list[Tensor]()
+    pieces.over(len(x), lambda here: parts.append(predictor.predictions(models, x[here], task)))
     return parts
 
 

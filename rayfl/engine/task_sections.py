@@ -1,15 +1,16 @@
-"""The section ``task`` of a configuration: what is learned."""
+"""The sections ``task`` that a configuration may have: what is learned."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rayfl.engine.classification import Classification
 from rayfl.engine.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
+from rayfl.engine.survival import Survival
+from rayfl.engine.task_section import TARGETS, TaskSection
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
@@ -19,74 +20,13 @@ from rayfl.metrics.language import LanguageMeasures
 from rayfl.metrics.multilabel import MultilabelMeasures
 from rayfl.metrics.regression import RegressionMeasures
 from rayfl.metrics.segmentation import MaskLoss, SegmentationMeasures, SoftMaskLoss
+from rayfl.metrics.survival import SurvivalMeasures
 from rayfl.models.base import Network
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.results.schemas import unfit_metrics
 
-TARGETS: dict[Target, str] = {
-    "class": "a class of each sample",
-    "labels": "several labels of each sample",
-    "values": "numbers to predict",
-    "tokens": "the next token at each position",
-    "mask": "a class of each pixel",
-}
-"""What data may say of their samples, in words."""
-
 _THRESHOLDS = "evenly spaced probabilities at which samples are counted for"
-
-
-class TaskSection(BaseModel, ABC):
-    """The section ``task``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    learns_from: ClassVar[Target | None] = None
-
-    @property
-    def target(self) -> Target:
-        """Returns the kind of targets that the samples must have."""
-        assert self.learns_from is not None
-        return self.learns_from
-
-    def check(self, spec: InputSpec, dataset: str) -> None:
-        """Checks that the data have the task's targets.
-
-        Args:
-            spec: of the data.
-            dataset: name of the data in messages.
-
-        Raises:
-            ConfigError: naming the task that would fit.
-        """
-        if spec.target != self.target:
-            fitting = next((name for name, learned in _LEARNED.items() if learned == spec.target), "another one")
-            raise ConfigError(
-                f"task: {self.name} learns from {TARGETS[self.target]}, but dataset {dataset!r} has "
-                f"{TARGETS[spec.target]}: set task={fitting}, or choose other data (docs/tasks.md)"
-            )
-
-    def task(self, networks: Sequence[Network], spec: InputSpec) -> NetworkTask:
-        """Returns the task, with one candidate for each network.
-
-        Args:
-            networks: one per architecture.
-            spec: of the data.
-
-        Raises:
-            ConfigError: an option does not fit the data.
-        """
-        make = self.maker(spec)
-        return make(networks[0], [make(network, ()) for network in networks] if len(networks) > 1 else ())
-
-    @abstractmethod
-    def judged_by(self) -> tuple[Metric, ...]:
-        """Returns the task's metrics, the main one first."""
-
-    @abstractmethod
-    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
-        """Returns a factory: (network, tasks of all candidates) -> task."""
 
 
 class ClassificationSection(TaskSection):
@@ -208,6 +148,22 @@ class SegmentationSection(TaskSection):
         return lambda network, candidates: Segmentation(network, candidates, spec, error, self.background)
 
 
+class SurvivalSection(TaskSection):
+    """Survival, the risk of an event whose time may be censored: Cox's partial likelihood, concordance index."""
+
+    learns_from = "survival"
+
+    name: Literal["survival"] = Field("survival", description="What is learned.")
+
+    def judged_by(self) -> tuple[Metric, ...]:
+        """See the base class."""
+        return SurvivalMeasures.metrics
+
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """See the base class."""
+        return lambda network, candidates: Survival(network, candidates, spec)
+
+
 class CustomTask(TaskSection):
     """Your own task: a subclass of :class:`rayfl.engine.tasks.NetworkTask`, or of one of rayfl's tasks."""
 
@@ -263,18 +219,6 @@ class CustomTask(TaskSection):
         return found
 
 
-_LEARNED = {
-    section.model_fields["name"].default: section.learns_from
-    for section in (
-        ClassificationSection,
-        MultilabelSection,
-        RegressionSection,
-        LanguageModelSection,
-        SegmentationSection,
-    )
-}
-
-
 def task_named_by_object(content: Any) -> Any:
     """``{name: my_module:MyTask}`` as ``{name: custom, factory: my_module:MyTask}``; everything else as it is."""
     if isinstance(content, dict) and names_an_object(content.get("name")) and "factory" not in content:
@@ -289,6 +233,7 @@ TaskConfig = Annotated[
         RegressionSection,
         LanguageModelSection,
         SegmentationSection,
+        SurvivalSection,
         CustomTask,
     ],
     Field(discriminator="name"),

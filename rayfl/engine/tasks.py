@@ -189,6 +189,8 @@ class NetworkTask(ABC):
     def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:
         """Returns the sums of :attr:`measures` over a predictor's predictions, float64 of shape (``size``,).
 
+        An evaluation asks for those of each batch, unless the measures compare samples.
+
         Args:
             predictor: what is scored; its own task, if it has one, computes the predictions.
             models: its models, built.

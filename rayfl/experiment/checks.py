@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.federated import FederatedDataset
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import NetworkTask
@@ -19,16 +20,41 @@ from rayfl.system.devices import Device
 from rayfl.system.schedule import options_without_losses
 
 _log = logging.getLogger("rayfl")
+_SHOWN = 3
 
 
 def check_trainable(samples: np.ndarray, names: Sequence[str]) -> None:
     """Refuses clients that may be sampled and have nothing to train on, which a data set of one's own may have."""
     if len(idle := np.flatnonzero(samples == 0)):
-        named = ", ".join(f"{client} ({names[client]})" for client in idle[:3].tolist())
+        named = ", ".join(f"{client} ({names[client]})" for client in idle[:_SHOWN].tolist())
         raise DataError(
             f"dataset: {len(idle)} of {len(samples)} clients have no training samples, so that they have no weight "
-            f"in a mean and no update: {named}{', ...' if len(idle) > 3 else ''}. Leave them out of the data set"
+            f"in a mean and no update: {named}{', ...' if len(idle) > _SHOWN else ''}. Leave them out of the data set"
         )
+
+
+def check_events(dataset: FederatedDataset, clients: int) -> None:
+    """Refuses survival data without an event to learn from, and names clients that have none.
+
+    Args:
+        dataset: its targets are times and events.
+        clients: how many may train; they are the first.
+
+    Raises:
+        DataError: no client's training part has an event.
+    """
+    none = [client for client in range(clients) if not dataset.labels(client)["train"][:, 1].any()]
+    if len(none) == clients:
+        raise DataError(
+            "dataset: no training sample of any client has an event, so that there is nothing to learn: an event that "
+            "was seen is 1 in the targets (time, event), one that was not 0"
+        )
+    if none:
+        named = ", ".join(f"{client} ({dataset.names[client]})" for client in none[:_SHOWN])
+        _log.warning(
+            "%d of %d clients have no event among their training samples and learn nothing by themselves: %s%s",
+            len(none), clients, named, ", ..." if len(none) > _SHOWN else "",
+        )  # fmt: skip
 
 
 def check_optimizer(train: TrainConfig) -> None:

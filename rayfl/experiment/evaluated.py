@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
 from rayfl.errors import ConfigError, DataError
@@ -109,6 +110,24 @@ def check_official_personalized(method: Any) -> None:
         raise ConfigError(
             f"evaluation.official_personalized: {method.name} has no personalized models; evaluation.official_test "
             "scores its global one"
+        )
+
+
+def check_official_size(task: Task, samples: int) -> None:
+    """Refuses an official test part that is scored in pieces where its samples are compared with each other.
+
+    Args:
+        task: what is learned.
+        samples: size of the part.
+
+    Raises:
+        ConfigError: naming the task.
+    """
+    if task.measures.compares and samples > OFFICIAL_PIECE:
+        raise ConfigError(
+            f"evaluation.official_test: its {samples} samples are scored in pieces of {OFFICIAL_PIECE}, but "
+            f"task={task.name} compares all of them with each other: leave the option out, the clients' own test parts "
+            "are scored as a whole"
         )
 
 

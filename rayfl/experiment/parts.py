@@ -22,12 +22,13 @@ from rayfl.engine.compiled_steps import check_compilable
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError
-from rayfl.experiment.checks import check_optimizer, check_private_norm, check_system, check_trainable
+from rayfl.experiment.checks import check_events, check_optimizer, check_private_norm, check_system, check_trainable
 from rayfl.experiment.copies import copy_of
 from rayfl.experiment.evaluated import (
     check_evaluated,
     check_newcomers,
     check_official_personalized,
+    check_official_size,
     check_official_test,
     check_unseen,
 )
@@ -235,7 +236,8 @@ class Parts:
         if self.config.evaluation.official_personalized:
             check_official_personalized(algorithm)
         if self.config.evaluation.official_test or self.config.evaluation.official_personalized:
-            self.official_test  # noqa: B018 -- opened now, to find out what is wrong with it
+            # opened now, to find out what is wrong with it
+            check_official_size(self.task, len(self.official_test))
         if self.num_unseen:
             check_unseen(self.config)
         check_system(self.config, self.devices, available)
@@ -247,6 +249,8 @@ class Parts:
             _log.warning("dataset: %s", remark)
         sizes = self.dataset.sizes()
         check_trainable(sizes[:available, 0], self.dataset.names)
+        if self.dataset.spec.target == "survival":
+            check_events(self.dataset, available)
         check_evaluated(self.config, sizes[:available])
         algorithm.check_data(self.task, sizes[:available], self.config.holdout.public)
         if self.num_unseen:

@@ -70,10 +70,13 @@ class Measures(ABC):
     Attributes:
         size: entries of a vector.
         metrics: what can be read off it. The first is the one by which models are chosen and clients are ranked.
+        compares: whether samples are compared with each other. A client's split is then scored as a whole, while the
+            statistics of other measures are sums over its batches.
     """
 
     size: int
     metrics: tuple[Metric, ...]
+    compares: bool = False
 
     @property
     def first(self) -> Metric:

@@ -30,13 +30,14 @@ _MOST_TICKS = 26
 _LARGEST_BUBBLE = 0.85
 DPI = 150
 """Dots per inch where none are asked for."""
-_TENTHS = 10
+_TENTHS, _IN_TENTHS = 10, ("values", "survival")
 KINDS: dict[Target, str] = {
     "class": "class",
     "labels": "label",
     "values": "tenth of the range of target 0",
     "tokens": "text",
     "mask": "class",
+    "survival": "tenth of the range of times",
 }
 """What the rows of a picture are, by what is known of a sample."""
 
@@ -44,8 +45,8 @@ KINDS: dict[Target, str] = {
 def label_matrix(dataset: FederatedDataset) -> np.ndarray:
     """Samples by client and class over all splits, int64 of shape (K, num_classes).
 
-    A sample with several labels, or classes in its mask, counts for each. Where a sample has numbers, the columns are
-    tenths of the range of the first. Where it has tokens, there is one column.
+    A sample with several labels, or classes in its mask, counts for each. Where a sample has numbers, or the time of an
+    event, the columns are tenths of the range of the first number. Where it has tokens, there is one column.
     """
     spec = dataset.spec
     targets = [np.concatenate(list(dataset.labels(client).values())) for client in range(dataset.num_clients)]
@@ -53,11 +54,11 @@ def label_matrix(dataset: FederatedDataset) -> np.ndarray:
         return np.stack([present(labels, spec).sum(0) for labels in targets])
     if spec.target == "tokens":
         return np.array([[len(tokens)] for tokens in targets])
-    if spec.target == "values":
+    if spec.target in _IN_TENTHS:
         first = np.concatenate(targets)[:, 0]
         edges = np.linspace(first.min(), first.max(), _TENTHS + 1)[1:-1]
         targets = [np.searchsorted(edges, values[:, 0], side="right") for values in targets]
-    count = _TENTHS if spec.target == "values" else spec.num_classes
+    count = _TENTHS if spec.target in _IN_TENTHS else spec.num_classes
     return np.stack([np.bincount(labels, minlength=count) for labels in targets])
 
 

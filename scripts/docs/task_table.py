@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -31,6 +32,7 @@ from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.pretrained.making import make
+from rayfl.randomness import RandomStreams
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "tasks.md"
@@ -59,6 +61,11 @@ TASKS: dict[str, dict[str, Any]] = {
     "segmentation": {
         "dataset": {"name": "synthetic_masks", "num_clients": 4, "samples": 20, "side": 6},
         "model": {"name": "unet", "width": 2, "depth": 1},
+    },
+    "survival": {
+        "dataset": "scripts.docs.task_table:patients",
+        "partition": "natural",
+        "model": {"name": "two_nn", "hidden": [6, 6]},
     },
 }
 """By task, small data and a model for them."""
@@ -90,6 +97,14 @@ _NOT_TRIED = (
     "-: not tried. The method needs adapters, and the small pretrained models here are for classes of "
     "images and for texts."
 )
+
+
+def patients(streams: RandomStreams) -> tuple[np.ndarray, np.ndarray, None, np.ndarray]:
+    """Patients of four clients, with times of which some are censored."""
+    generator = streams.generator("patients")
+    x = generator.normal(size=(120, 6)).astype(np.float32)
+    death, end = generator.exponential(np.exp(x[:, 0])), generator.uniform(0, 4, 120)
+    return x, np.stack([np.minimum(death, end), death < end], 1), None, np.arange(120) % 4
 
 
 def normalized(spec: InputSpec) -> nn.Module:

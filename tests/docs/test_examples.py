@@ -65,6 +65,7 @@ def test_they_are_short() -> None:
         "own_method",
         "own_regression",
         "own_survival",
+        "own_task",
         "own_text",
     ]
     assert all(len(script.read_text().splitlines()) < 95 for script in scripts)
@@ -172,6 +173,18 @@ def test_own_regression(ran: Ran) -> None:
     rows = dict(line.split(": ", 1) for line in ran("own_regression.py").splitlines())
     errors = {name.strip(): float(text.split()[1].rstrip(",")) for name, text in rows.items()}
     assert errors["personalized"] < errors["global"]
+
+
+@pytest.mark.slow
+def test_own_task(ran: Ran) -> None:
+    below = [float(line.split()[-5]) for line in ran("own_task.py").splitlines()]
+    assert len(below) == 2 and all(70 < share <= 100 for share in below)
+
+
+def test_own_survival(ran: Ran) -> None:
+    rows = dict(line.split(": ", 1) for line in ran("own_survival.py").splitlines())
+    scores = {name.strip(): float(text.split()[1]) for name, text in rows.items()}
+    assert scores["personalized"] > scores["global"] > 0.55
 
 
 @pytest.mark.parametrize(("name", "least"), [("own_labels", 0.6), ("own_text", 0.8)])

@@ -15,56 +15,6 @@ from rayfl.examples import InputSpec
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def flamby_files(folder: Path) -> Path:
-    """Files of the layout of FLamby's fed_tcga_brca: age decides on the risk."""
-    generator, lines, split = np.random.default_rng(0), ["pid,age_at_index,race_white,E,T"], ["pid,fold,fold2"]
-    for number in range(180):
-        age, region, fold = generator.integers(30, 90), number % 6, "test" if number % 5 == 0 else "train"
-        death, end = generator.exponential(300 * np.exp((60 - age) / 10)), generator.uniform(0, 2000)
-        days = 0.0 if number == 7 else float(np.ceil(min(death, end)))
-        lines.append(f"TCGA-{number},{age},{number % 2},{float(death < end and days > 0)},{days}")
-        split.insert(1, f"TCGA-{number},{fold},{fold}_{region}")
-    (folder / "dataset_creation_scripts").mkdir(parents=True)
-    (folder / "brca.csv").write_text("\n".join(lines) + "\n")
-    (folder / "dataset_creation_scripts" / "train_test_split.csv").write_text("\n".join(split) + "\n")
-    return folder
-
-
-def test_own_survival_learns_the_risk_from_files_of_flambys_layout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    own = importlib.import_module("own_survival")
-    own.main(tmp_path / "runs", flamby_files(tmp_path / "flamby"))
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["fedavg, global", "ditto, global", "ditto, personalized"]
-    assert all(line.endswith("over 6 regions") and float(line.split()[3]) > 0.7 for line in lines)
-
-
-def test_the_survival_examples_loss_and_concordance_are_those_of_their_definitions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    own = importlib.import_module("own_survival")
-    days, alive = [3.0, 5.0, 5.0, 0.0, 8.0, 2.0], [False, True, False, True, False, False]
-    risk = [0.3, -1.0, 0.7, 0.1, 0.3, 2.0]
-    losses, right, pairs = [], 0.0, 0
-    for i in range(6):
-        at_risk = sum(np.exp(risk[j]) for j in range(6) if days[j] >= days[i])
-        losses.append(0.0 if alive[i] else float(np.log(at_risk)) - risk[i])
-        for j in range(6):
-            if not alive[i] and (days[j] > days[i] or (days[j] == days[i] and alive[j])):
-                pairs, right = pairs + 1, right + (1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0)
-    y = torch.tensor([-day if lived else day for day, lived in zip(days, alive, strict=True)])
-    torch.testing.assert_close(own.cox(torch.tensor(risk), y), torch.tensor(losses))
-    padded = own.cox(torch.tensor([*risk, 9.0]), torch.cat([y, torch.tensor([4.0])]), torch.tensor([1.0] * 6 + [0.0]))
-    torch.testing.assert_close(padded[:6], torch.tensor(losses))
-    found = own.Concordance().statistics(torch.tensor(risk)[:, None], y[:, None]).tolist()
-    assert found == pytest.approx([6, sum(losses), right, pairs]) and 0 < right < pairs
-    nobody = own.Concordance().statistics(torch.zeros(0, 1), torch.zeros(0, 1))
-    assert nobody.tolist() == [0, 0, 0, 0] and np.isnan(own.Concordance().values(nobody.numpy())["c_index"])
-
-
 def scans(kind: str, folder: Path) -> str:
     """Made files of the layouts of FLamby's data sets, six samples; returns the table of their hospitals."""
     generator, lines = np.random.default_rng(0), []

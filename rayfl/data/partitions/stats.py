@@ -36,7 +36,9 @@ class DatasetStats:
         client_classes: distinct labels per client, over all splits; None where samples have no classes or labels.
         label_counts: samples by label over all clients and splits, int64 of shape (num_classes,); likewise. Of masks,
             how many samples have the class at some pixel.
-        values: of numbers to predict, by number: least, mean, standard deviation and greatest, shape (D, 4); else None.
+        values: of numbers to predict, and of times and events, by number: least, mean, standard deviation and greatest,
+            shape (D, 4); else None.
+        value_names: what these numbers are called.
     """
 
     num_clients: int
@@ -45,6 +47,7 @@ class DatasetStats:
     client_classes: Spread | None
     label_counts: np.ndarray | None
     values: np.ndarray | None = None
+    value_names: tuple[str, ...] = ()
 
     def rows(self) -> list[tuple[str, str]]:
         """The statistics as (label, value) texts for a table of two columns."""
@@ -58,8 +61,9 @@ class DatasetStats:
         if self.label_counts is not None:
             counts = ", ".join(f"{label}: {count}" for label, count in enumerate(self.label_counts))
             rows.append(("samples by label", counts))
-        for number, (least, mean, std, most) in enumerate([] if self.values is None else self.values):
-            rows.append((f"target {number}", f"min {least:.6g}, mean {mean:.6g}, std {std:.6g}, max {most:.6g}"))
+        found = np.empty((0, 4)) if self.values is None else self.values
+        for name, (least, mean, std, most) in zip(self.value_names, found, strict=True):
+            rows.append((name, f"min {least:.6g}, mean {mean:.6g}, std {std:.6g}, max {most:.6g}"))
         return rows
 
 
@@ -72,7 +76,8 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
     sizes, spec = dataset.sizes(), dataset.spec
     label_counts = np.zeros(spec.num_classes, dtype=np.int64)
     classes = np.zeros(dataset.num_clients, dtype=np.int64)
-    sums, bounds = np.zeros((3, spec.num_classes)), np.array([[np.inf], [-np.inf]]).repeat(spec.num_classes, 1)
+    names = _value_names(spec)
+    sums, bounds = np.zeros((3, len(names))), np.array([[np.inf], [-np.inf]]).repeat(len(names), 1)
     for client, name in enumerate(dataset.names):
         labels = np.concatenate(list(dataset.labels(client).values()))
         if spec.target == "class":
@@ -80,9 +85,9 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
         elif spec.target in ("labels", "mask"):
             counts = present(labels, spec).sum(0)
         else:
-            if spec.target == "values" and len(labels):
+            if names and len(labels):
                 y = labels.astype(np.float64)
-                sums += np.stack([np.full(spec.num_classes, len(y)), y.sum(0), (y**2).sum(0)])
+                sums += np.stack([np.full(len(names), len(y)), y.sum(0), (y**2).sum(0)])
                 bounds = np.stack([np.minimum(bounds[0], y.min(0)), np.maximum(bounds[1], y.max(0))])
             continue
         label_counts += counts
@@ -94,8 +99,16 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
         client_sizes={split: _spread(column) for split, column in zip(SPLITS, sizes.T, strict=True)},
         client_classes=_spread(classes) if labelled else None,
         label_counts=label_counts if labelled else None,
-        values=_described(sums, bounds) if spec.target == "values" else None,
+        values=_described(sums, bounds) if names else None,
+        value_names=names,
     )
+
+
+def _value_names(spec: InputSpec) -> tuple[str, ...]:
+    """Returns what the numbers of a target are called; none where it has a class, labels or tokens."""
+    if spec.target == "survival":
+        return ("time", "event")
+    return tuple(f"target {number}" for number in range(spec.num_classes)) if spec.target == "values" else ()
 
 
 def present(targets: np.ndarray, spec: InputSpec) -> np.ndarray:

@@ -49,7 +49,7 @@ class ArraysSource(CopiedSource):
     y: str | tuple[str, ...] = Field(
         default=AUTO,
         description="Column of the paths of masks, or of other targets: classes, integers from 0; of several labels "
-        "and of numbers also several columns; auto: y or label (or mask).",
+        "and of numbers also several columns; of survival the time and the event (1 or 0); auto: y or label (or mask).",
     )
     client: str = Field(
         default=AUTO, description="Column of the clients' names; auto: client, if there is one; none: pool the samples."

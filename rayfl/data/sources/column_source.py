@@ -39,8 +39,9 @@ class ColumnSource(CopiedSource):
     y: str | tuple[str, ...] = Field(
         default=AUTO,
         description="Column of the labels, integers from 0; of several labels and of numbers also several columns, or "
-        "one of lists; of masks lists of integers, or images of classes; auto: y or label (or mask), or of several all "
-        "y... columns that are numbered.",
+        "one of lists; of survival the columns of the time and of the event, 1 or 0; of masks lists of integers, or "
+        "images of classes; auto: y or label (or mask; or time and event), or of several all y... columns that are "
+        "numbered.",
     )
     target: TargetOption = Field(default="auto", description=WANTED)
     kind: Literal["auto", "tokens"] = Field(

@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayfl.data.soundness import SURVIVAL, unfit_targets
 from rayfl.data.sources.column_inputs import refuse_nulls
 from rayfl.data.sources.table_files import no_column, owner
 from rayfl.errors import DataError
 from rayfl.examples import Target
 
 _NAMES = ("y", "label")
+_SURVIVAL = ("time", "event")
 _MASKS = ("y", "mask", "label")
 _NUMBERED = re.compile(r"y[\W_]?\d+")
 _FIX = ": what is to be learned must be there"
@@ -46,12 +48,26 @@ def target_columns(path: Path, schema: pa.Schema, wanted: str | Sequence[str], t
                 raise no_column("y", path, name, schema)
         if target == "mask" and len(given) > 1:
             raise DataError(f"dataset.y names {len(given)} columns of {path}, but a mask is one: name one")
+        if target == "survival" and not (len(given) == 2 or (len(given) == 1 and _is_nested(schema, given[0]))):
+            raise DataError(
+                f"dataset.y names {', '.join(given)} of {path}, but survival is learned of two columns, or of one of "
+                "lists of two numbers: name the time and the event (1 if it was seen then, else 0), in this order"
+            )
         if target == "class" and len(given) > 1:
             raise DataError(
                 f"dataset.y names {len(given)} columns of {path}, but a class is one: name one, or set "
                 "task=multilabel (columns of 0 and 1) or task=regression (numbers)"
             )
         return given
+    if target == "survival":
+        if "y" in schema.names:
+            return target_columns(path, schema, "y", target)
+        if all(name in schema.names for name in _SURVIVAL):
+            return _SURVIVAL
+        raise DataError(
+            f"{path} has no columns {' and '.join(_SURVIVAL)}, only {', '.join(schema.names)}; name the column of the "
+            "times and that of the events (1 if it was seen then, else 0) with dataset.y=[TIME, EVENT]"
+        )
     names = _MASKS if target == "mask" else _NAMES
     found = [name for name in names if name in schema.names]
     if len(found) > 1:
@@ -70,7 +86,8 @@ def target_columns(path: Path, schema: pa.Schema, wanted: str | Sequence[str], t
 def read_targets(
     path: Path, table: pa.Table, names: Sequence[str], target: Target, client: str | None, renumbered: bool
 ) -> np.ndarray:
-    """The targets of a file's rows: classes int64 or text of shape (N,); labels and numbers float32 of shape (N, D).
+    """The targets of a file's rows: classes int64 or text of shape (N,); labels, numbers and survival float32 of shape
+    (N, D).
 
     Args:
         path: the file.
@@ -90,13 +107,20 @@ def read_targets(
         values = _list(path, table, names[0], target, client)
     else:
         values = np.column_stack([_column(path, table, name, target, client) for name in names])
-    wrong = (values != 0) & (values != 1) if target == "labels" else ~np.isfinite(values)
+    if target == "survival" and values.shape[1] != 2:
+        raise DataError(
+            f"{path}: column {names[0]!r} has lists of {values.shape[1]} numbers; survival is learned of two, a time "
+            "and an event (1 if it was seen then, else 0)"
+        )
+    wrong = unfit_targets(values, target)
     if wrong.any():
         row, place = (int(axis[0]) for axis in np.nonzero(wrong))
         name = names[place] if len(names) > 1 else names[0]
         must = "a number to predict is finite: remove the row, or mend it"
         if target == "labels":
             must = "a label is 0 or 1: mend the row, or set task=regression, if these are numbers to predict"
+        if target == "survival":
+            must = f"it must be {SURVIVAL[place]}: mend the row, or name the columns as dataset.y=[TIME, EVENT]"
         raise DataError(
             f"{path}: column {name!r}, row {row}{owner(table, client, row)} is {values[row, place]}; {must}"
         )
@@ -131,6 +155,10 @@ def _classes(path: Path, table: pa.Table, name: str, client: str | None, renumbe
             "0, or any with dataset.labels=renumbered"
         )
     return labels
+
+
+def _is_nested(schema: pa.Schema, name: str) -> bool:
+    return bool(pa.types.is_nested(schema.field(name).type))
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -70,9 +70,8 @@ class Rows:
             num_classes: of classes.
             target: what is learned.
         """
-        outputs = {"class": num_classes, "mask": num_classes, "tokens": self.vocabulary}.get(target) or int(
-            self.y.shape[-1]
-        )
+        known = {"class": num_classes, "mask": num_classes, "tokens": self.vocabulary, "survival": 1}
+        outputs = known.get(target) or int(self.y.shape[-1])
         kind: Literal["image", "tokens"] = "tokens" if self.vocabulary else "image"
         return InputSpec(kind, self.x.shape[1:], outputs, self.vocabulary, target, self.padding)
 

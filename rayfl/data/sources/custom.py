@@ -32,8 +32,8 @@ class CustomSource(Source):
     :class:`~rayfl.data.federated.FederatedDataset`. x is float32, or uint8 standing for x / 255, of shape (N, ...), or
     int32 or int64 for tokens, of shape (N, T), padded with 0, or a pair of tokens and lengths, integers of shape (N,),
     where 0 is a token, too, and what is behind a text's length is not looked at; y are integers of shape (N,), and what
-    other tasks learn from (``target``); clients are N names or numbers. Of several labels and of numbers num_classes
-    may be None.
+    other tasks learn from (``target``); clients are N names or numbers. Of several labels, of numbers and of survival
+    num_classes may be None.
     """
 
     name: Literal["custom"] = Field(default="custom", description="Your own function.")

@@ -126,6 +126,7 @@ _KINDS: dict[Target, str] = {
     "values": "numbers to predict",
     "tokens": "tokens to choose from",
     "mask": "classes of pixels",
+    "survival": "risk of an event",
 }
 
 

@@ -6,21 +6,24 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rayfl.data.soundness import SURVIVAL, unfit_targets
 from rayfl.errors import DataError
 from rayfl.examples import Target
 from rayfl.metrics.language import IGNORED
 
-Wanted = Literal["auto", "class", "labels", "values", "tokens", "mask"]
+Wanted = Literal["auto", "class", "labels", "values", "tokens", "mask", "survival"]
 """What is to be read as targets; ``auto``: what the task learns from."""
 
 WANTED = (
     "What is learned of the samples: class, one of several; labels, each 0 or 1; values, numbers to predict; tokens, "
-    "the next one at each position; mask, a class at each pixel; auto: what the section task learns from."
+    "the next one at each position; mask, a class at each pixel; survival, a time and whether the event was seen then; "
+    "auto: what the section task learns from."
 )
 
 
 def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: np.ndarray | None = None) -> np.ndarray:
-    """Targets of the task's type: labels and values float32 of shape (N, D), masks as they are, others int64.
+    """Targets of the task's type: labels, values and survival float32 of shape (N, D), masks as they are, others
+    int64.
 
     Args:
         y: as a user gives them.
@@ -32,9 +35,10 @@ def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: n
     Raises:
         DataError: naming the sample, its client and the fix.
     """
-    kinds = {"class": "iu", "labels": "iufb", "values": "iuf", "tokens": "iu", "mask": "iub"}[target]
-    dimensions = {"class": (1,), "labels": (2,), "values": (1, 2), "tokens": (2,), "mask": (3, 4)}[target]
-    if y.dtype.kind not in kinds or y.ndim not in dimensions or len(y) != count:
+    kinds = {"labels": "iufb", "values": "iuf", "survival": "iuf", "mask": "iub"}.get(target, "iu")
+    dimensions = {"class": (1,), "values": (1, 2), "mask": (3, 4)}.get(target, (2,))
+    wide = target == "survival" and y.shape[1:] != (2,)
+    if y.dtype.kind not in kinds or y.ndim not in dimensions or len(y) != count or wide:
         raise DataError(f"{whose} has the type {y.dtype} and the shape {y.shape}; {_needed(y, target, count)}")
     if target in ("class", "tokens"):
         return y.astype(np.int64)
@@ -42,11 +46,13 @@ def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: n
         return y.astype(np.uint8) if y.dtype.kind == "b" else y
     with np.errstate(over="ignore"):  # what is too large is named below
         values = y.reshape(len(y), -1).astype(np.float32)
-    wrong = ~np.isfinite(values) if target == "values" else (values != 0) & (values != 1)
+    wrong = unfit_targets(values, target)
     if wrong.any():
         sample, place = (int(axis[0]) for axis in np.nonzero(wrong))
         owner = "" if clients is None else f" (client {str(clients[sample])!r})"
         must = "must be finite: remove the sample, or mend it" if target == "values" else "must be 0 or 1"
+        if target == "survival":
+            must = f"must be {SURVIVAL[place]}"
         raise DataError(f"{whose}: target {place} of sample {sample}{owner} is {values[sample, place]}, but {must}")
     return values
 
@@ -67,6 +73,8 @@ def _needed(y: np.ndarray, target: Target, n: int) -> str:
         )
     if target == "values":
         return f"needed are numbers of shape ({n},) or ({n}, D)"
+    if target == "survival":
+        return f"needed are numbers of shape ({n}, 2): a time of at least 0, and 1 if the event was seen then, else 0"
     if target == "mask":
         return (
             f"needed are masks, integers of shape ({n}, H, W) or ({n}, H, W, D), a class at each pixel, -100 where "
@@ -150,14 +158,19 @@ def next_tokens(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def count_of(value: Any, targets: np.ndarray, target: Target, whose: str) -> int:
-    """The number of outputs, given by a user or, of labels and values, left to the targets (None).
+    """The number of outputs, given by a user or, of labels, values and survival, left to the targets (None).
 
     Raises:
         DataError: it is no number, or not that of the targets.
     """
-    if target in ("labels", "values"):
-        columns = targets.shape[1]
+    if target in ("labels", "values", "survival"):
+        columns = 1 if target == "survival" else targets.shape[1]
         if value is not None and value != columns:
+            if target == "survival":
+                raise DataError(
+                    f"{whose}: the third of what it returns is {value!r}, but task=survival has one output, the risk: "
+                    "give None or 1"
+                )
             raise DataError(
                 f"{whose}: y has {columns} columns, but the third of what it returns is {value!r}: give None, or, if "
                 "each is a class, set task=classification"
