@@ -26,12 +26,13 @@ from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, Off
 from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.leaf import LeafOptions, import_leaf
 from rayfl.data.sources.preparing import Order
+from rayfl.data.sources.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tff import TffOptions, import_tff
 from rayfl.data.sources.vision import FashionMnistSource, SvhnSource
 from tests.data.sources.leaf.test_leaf_words import NEXT, SENTENCE, comments, tweets
 from tests.data.sources.test_arrays import table as write_table
 from tests.data.sources.test_isic import isic_files
-from tests.support.field_files import digit_files, heart_files, office_files, png
+from tests.support.field_files import brca_files, digit_files, heart_files, office_files, png
 from tests.support.image_files import idx, unpacked
 from tests.support.tff_files import stack_overflow, write_sqlite
 
@@ -122,6 +123,10 @@ def heart_disease(root: Path, patch: pytest.MonkeyPatch) -> None:
     HeartDiseaseSource(root=root).prepare(Order(place=str(heart_files(root / "mine")), offline=True))
 
 
+def tcga_brca(root: Path, patch: pytest.MonkeyPatch) -> None:
+    TcgaBrcaSource(root=root).prepare(Order(place=str(brca_files(root / "mine")), offline=True))
+
+
 def stackoverflow(root: Path, patch: pytest.MonkeyPatch) -> None:
     tables = {"heldout" if part == "held_out" else part: clients for part, clients in stack_overflow(6).items()}
     source = write_sqlite(root / "mine.sqlite", tables)
@@ -199,6 +204,7 @@ def nothing(root: Path, patch: pytest.MonkeyPatch) -> None:
 Maker = Callable[[Path, pytest.MonkeyPatch], None]
 PRESETS: dict[str, tuple[Maker, list[str]]] = {
     "heart-disease": (heart_disease, []),
+    "tcga-brca": (tcga_brca, ["train.min_local_steps=5", "train.max_local_steps=5"]),
     "stackoverflow-nwp": (stackoverflow, ["train.clients_per_round=4", "model.hidden=30"]),
     "synthetic": (nothing, ["train.local_epochs=1"]),
     "tff-shakespeare": (shakespeare, []),

@@ -47,7 +47,6 @@ EXCUSED = {
     "source .venv/*": "installs",
     "pip *": "installs",
     "python scripts/*": "takes hours",
-    "python own_survival.py *": "reads FLamby's files; tests/docs/test_flamby_examples.py runs it on made ones",
     "tensorboard *": "does not end",
     "ray *": "starts a cluster",
     "ssh *": "needs another machine",

@@ -87,3 +87,18 @@ def heart_files(folder: Path) -> Path:
         lines[4] = lines[4].replace("233.0", "?")
         (folder / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def brca_files(folder: Path, patients: int = 180) -> Path:
+    """Files of the layout of FLamby's fed_tcga_brca: the age decides on the risk; the second file has its own order."""
+    generator, lines, split = np.random.default_rng(0), ["pid,age_at_index,race_white,E,T"], list[str]()
+    for number in range(patients):
+        age, fold = generator.integers(30, 90), "test" if number % 5 == 0 else "train"
+        death, end = generator.exponential(300 * np.exp((60 - age) / 10)), generator.uniform(0, 2000)
+        lines.append(f"TCGA-{number},{age},{number % 2},{float(death < end)},{np.ceil(min(death, end))}")
+        split.insert(0, f"TCGA-{number},{fold},{fold}_{number % 6}")
+    (folder / "dataset_creation_scripts").mkdir(parents=True)
+    (folder / "brca.csv").write_text("\n".join(lines) + "\n")
+    text = "\n".join(["pid,fold,fold2", *split]) + "\n"
+    (folder / "dataset_creation_scripts" / "train_test_split.csv").write_text(text)
+    return folder

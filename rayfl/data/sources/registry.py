@@ -26,6 +26,7 @@ from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
 from rayfl.data.sources.synthetic import SyntheticSource
+from rayfl.data.sources.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tiny_imagenet import TinyImageNetSource
 from rayfl.data.sources.vision import FashionMnistSource, MnistSource, SvhnSource
 
@@ -36,6 +37,7 @@ DatasetConfig = Annotated[
         BreastCancerSource,
         WineSource,
         HeartDiseaseSource,
+        TcgaBrcaSource,
         MnistSource,
         FashionMnistSource,
         EmnistSource,
