@@ -1,4 +1,4 @@
-"""FLamby's scans and slides by hospital: writes a table of their files, which dataset=arrays reads.
+"""FLamby's scans and slides by hospital: writes a table of their files, which dataset=arrays and the presets read.
 
 python flamby_scans.py ixi IXI_sample metadata_tiny.csv           # the CSV files are those of FLamby's folders metadata
 python flamby_scans.py kits19 kits19/data thresholded_sites.csv
@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import nn
 
 
 def ixi(folder, row):
@@ -48,22 +46,6 @@ def camelyon16(folder, row, tiles=10_000):
         np.save(bag, filled)
     hospital = ("RUMC", "UMCU")[int(float(row["hospital_corrected"]))]
     return bag, int(row["label"]), hospital, "test" if name.startswith("test") else "train"
-
-
-class Bag(nn.Module):
-    """Gated attention over the tiles of a slide (Ilse et al., 2018); what fills a bag up is not looked at."""
-
-    def __init__(self, spec):
-        super().__init__()
-        self.embed, self.values = nn.Linear(spec.shape[1], 128), nn.Linear(128, 128)
-        self.gate, self.weight = nn.Linear(128, 128), nn.Linear(128, 1)
-        self.head = nn.Linear(128, spec.num_classes)
-
-    def forward(self, x):
-        tiles = self.embed(x)
-        attention = self.weight(self.values(tiles).tanh() * self.gate(tiles).sigmoid())
-        attention = attention.masked_fill((x == 0).all(-1, keepdim=True), torch.finfo(x.dtype).min)
-        return self.head((attention.softmax(1) * tiles).sum(1))
 
 
 def main(kind, folder, metadata, *options):

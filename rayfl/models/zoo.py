@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME, Architecture, Initialization
+from rayfl.models.bags import AttentionPooling
 from rayfl.models.base import Network
 from rayfl.models.convolutional import TFCNN, LeafCNN, ReddiCNN, TwoCNN
 from rayfl.models.custom import CustomModel, named_by_object
@@ -28,6 +29,7 @@ __all__ = [
     "VGG",
     "VGG9",
     "Architecture",
+    "AttentionPooling",
     "Candidates",
     "CharLSTM",
     "CustomModel",
@@ -56,6 +58,7 @@ __all__ = [
 _Union = Union[  # noqa: UP007
     TwoNN,
     TabularMLP,
+    AttentionPooling,
     TwoCNN,
     LeafCNN,
     CharLSTM,

@@ -197,6 +197,18 @@ def ixi_tiny(root: Path, patch: pytest.MonkeyPatch) -> None:
     write_table(root / "ixi", ".nii.gz")
 
 
+def camelyon16(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "camelyon16").mkdir()
+    lines = ["image,label,client,split"]
+    for number in range(16):
+        bag = np.zeros((5, 8), np.float32)
+        bag[: 2 + number % 4] = RANDOM.normal(size=(2 + number % 4, 8))
+        np.save(root / "camelyon16" / f"{number}.npy", bag)
+        hospital, split = ("RUMC", "UMCU")[number // 8], "test" if number % 4 > 1 else "train"
+        lines.append(f"{number}.npy,{number % 2},{hospital},{split}")
+    (root / "camelyon16" / "table.csv").write_text("\n".join(lines) + "\n")
+
+
 def nothing(root: Path, patch: pytest.MonkeyPatch) -> None:
     """The data are generated."""
 
@@ -229,6 +241,7 @@ PRESETS["ixi-tiny"] = (
     ixi_tiny,
     ["dataset.shape=[8,8,8]", "train.min_local_steps=2", "train.max_local_steps=2", "model.width=2"],
 )
+PRESETS["camelyon16"] = (camelyon16, ["train.min_local_steps=2", "train.max_local_steps=2"])
 QUICK = ("heart-disease", "stackoverflow-nwp")
 """They stand for the others, which are tables and texts or images, too."""
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import rayfl
-from rayfl.examples import InputSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -78,7 +76,7 @@ def test_flamby_scans_are_learned_from_files_of_its_layouts(
         own = {
             "dataset": {"name": "arrays", "path": str(folder / "table.csv")},
             "task": "classification",
-            "model": {"name": "flamby_scans:Bag", "head": "head"},
+            "model": {"name": "attention_pooling", "embedding": 4, "attention": 3, "hidden": [4]},
         }
     result = rayfl.run(
         {
@@ -101,12 +99,3 @@ def test_flamby_scans_are_learned_from_files_of_its_layouts(
         next(folder.glob("*/**/*.nii.gz")).unlink()
         with pytest.raises(SystemExit, match=r"1 files of .* are missing, the first is"):
             example.main(kind, str(folder), str(folder / "metadata.csv"))
-
-
-def test_what_fills_a_bag_up_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    example = importlib.import_module("flamby_scans")
-    bag = example.Bag(InputSpec("image", (6, 8), 2))
-    x = torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0))
-    x[:, 4:] = 0
-    torch.testing.assert_close(bag(x), bag(x[:, :4]))
