@@ -11,6 +11,8 @@ ADDED: Mapping[str, Any] = {
     "algorithm.adapters": "factors",
     "algorithm.one_sample": "paper",
     "algorithm.simplex_over": "head",
+    "augment.foreground": 0.0,
+    "augment.patch": None,
     "dataset.ignore": None,
     "dataset.labels": "as_found",
     "system.concurrency": None,

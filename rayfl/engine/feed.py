@@ -84,7 +84,7 @@ class Feed:
         if self._augmentation is not None:
             drawn = {name: of_step(values, step, active).flatten(0, 1) for name, values in self._drawn.items()}
             changed = self._augmentation.both(x.flatten(0, 1), y.flatten(0, 1), drawn)
-            x, y = (one.view(old.shape) for one, old in zip(changed, (x, y), strict=True))
+            x, y = (one.view(*index.shape, *one.shape[1:]) for one in changed)
         return x, y, None if self.masks is None else of_step(self.masks, step, active)
 
     def _of_step(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError, DataError
+from rayfl.examples import InputSpec
 from rayfl.models.private_norm import private_names
 from rayfl.params import leaves
 from rayfl.system.config import NoSystem
@@ -71,6 +72,32 @@ def check_optimizer(train: TrainConfig) -> None:
             train.rounds,
             train.schedule.name,
         )
+
+
+def check_patches(config: ExperimentConfig, spec: InputSpec, tasks: Sequence[NetworkTask]) -> None:
+    """Refuses patches that the model cannot be trained on.
+
+    Args:
+        config: the experiment.
+        spec: of the data.
+        tasks: one for each architecture.
+
+    Raises:
+        ModelError: the model is not made for inputs as small as that.
+        ConfigError: its parameters depend on the size of its inputs.
+    """
+    patches = config.augment.trained_on(spec)
+    if patches == spec:
+        return
+    for network, task in zip(config.model.networks(patches), tasks, strict=True):
+        made, whole = (
+            {path: leaf.shape for path, leaf in leaves(one.initialize(0))} for one in (network, task.network)
+        )
+        if made != whole:
+            raise ConfigError(
+                f"augment.patch: model {config.model.name} has other parameters for patches than for the data's whole "
+                "inputs, on which it is evaluated: choose one that takes any size, such as unet, or leave out patch"
+            )
 
 
 def check_system(config: ExperimentConfig, devices: Sequence[Device], num_clients: int) -> None:

@@ -22,7 +22,14 @@ from rayfl.engine.compiled_steps import check_compilable
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError
-from rayfl.experiment.checks import check_events, check_optimizer, check_private_norm, check_system, check_trainable
+from rayfl.experiment.checks import (
+    check_events,
+    check_optimizer,
+    check_patches,
+    check_private_norm,
+    check_system,
+    check_trainable,
+)
 from rayfl.experiment.copies import copy_of
 from rayfl.experiment.evaluated import (
     check_evaluated,
@@ -225,6 +232,8 @@ class Parts:
                 f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
             )
         algorithm.check_task(self.task)
+        if self.augmentation is not None:
+            check_patches(self.config, self.dataset.spec, self.task.candidates)
         check_optimizer(self.config.train)
         if self.config.engine.compile:
             check_compilable(self.task)

@@ -197,6 +197,16 @@ def ixi_tiny(root: Path, patch: pytest.MonkeyPatch) -> None:
     write_table(root / "ixi", ".nii.gz")
 
 
+def kits19(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "kits19").mkdir()
+    write_table(root / "kits19", ".nii.gz")
+
+
+def lidc(root: Path, patch: pytest.MonkeyPatch) -> None:
+    (root / "lidc").mkdir()
+    write_table(root / "lidc", ".nii.gz")
+
+
 def camelyon16(root: Path, patch: pytest.MonkeyPatch) -> None:
     (root / "camelyon16").mkdir()
     lines = ["image,label,client,split"]
@@ -241,6 +251,9 @@ PRESETS["ixi-tiny"] = (
     ixi_tiny,
     ["dataset.shape=[8,8,8]", "train.min_local_steps=2", "train.max_local_steps=2", "model.width=2"],
 )
+for own in (kits19, lidc):
+    small = ["dataset.shape=[12,10,9]", "augment.patch=[8,6,5]", "model.width=2", "model.depth=2"]
+    PRESETS[own.__name__] = (own, [*small, "train.min_local_steps=2", "train.max_local_steps=2"])
 PRESETS["camelyon16"] = (camelyon16, ["train.min_local_steps=2", "train.max_local_steps=2"])
 QUICK = ("heart-disease", "stackoverflow-nwp")
 """They stand for the others, which are tables and texts or images, too."""
@@ -269,3 +282,16 @@ def test_every_preset_says_whether_it_was_run() -> None:
         assert name == "synthetic" or ", not run on " in " ".join(comment.split("\n# ")), name
         assert name in preset_names()
         load_config(Experiment, name, [])
+
+
+def test_every_data_set_of_flamby_has_a_preset_that_says_where_its_settings_are_from() -> None:
+    package = Path(rayfl.__file__).parent
+    page = (package.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| Fed-")]
+    assert [row[0].strip().removeprefix("Fed-") for row in rows] == [
+        *("Heart-Disease", "ISIC2019", "TCGA-BRCA", "IXI", "KiTS19", "LIDC-IDRI", "Camelyon16"),
+    ]
+    for _, _, about in rows:
+        name = about.partition("preset `")[2].partition("`")[0]
+        head = (package / "presets" / f"{name}.yaml").read_text(encoding="utf-8").partition("\ndataset:")[0]
+        assert name in PRESETS and "# Settings: " in head and ("config_" in head or "fed_" in head), name

@@ -1,4 +1,4 @@
-"""Random changes of training images: shifts, mirror images and rotations, each a choice of source pixels.
+"""Random changes of training images: shifts, mirror images, rotations and patches, each a choice of source pixels.
 
 Every change is a gather of pixels without interpolation, so an augmented image has the same bits wherever and in
 whatever batch it is made, and its mask, if it has one, is that of the same pixels.
@@ -7,18 +7,22 @@ whatever batch it is made, and its mask, if it has one, is that of the same pixe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from rayfl.data.images import patches
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.metrics.language import IGNORED
+
+_MOVES = {"shift", "flip", "turn"}
+"""Kinds of random numbers that move pixels of whole images."""
 
 
 class AugmentConfig(BaseModel):
@@ -43,11 +47,29 @@ class AugmentConfig(BaseModel):
         description="Largest angle of a random rotation, in degrees; nearest pixels, black corners.",
     )
 
+    patch: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        default=None,
+        description="Sides of a window that is cut at random out of an image or a volume, and its mask; null: none is.",
+    )
+    foreground: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Probability that a patch is cut out around a pixel, drawn at random, whose class is not 0.",
+    )
+
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> AugmentConfig:
         if self.padding != "black" and not self.crop:
             raise ValueError(f"padding={self.padding} is that of crop, which is 0; set crop, for instance to 4")
+        if self.foreground and self.patch is None:
+            raise ValueError(f"foreground={self.foreground} says where patches are, but there are none; set patch")
         return self
+
+    @property
+    def _moves(self) -> bool:
+        """Returns whether pixels of whole images change their places."""
+        return self.model_copy(update={"patch": None, "foreground": 0.0}).active
 
     @property
     def active(self) -> bool:
@@ -62,11 +84,19 @@ class AugmentConfig(BaseModel):
             black: value of a black pixel by channel, shape (channels,).
 
         Raises:
-            ConfigError: the inputs are no images of channels, rows and columns, or too small to be mirrored.
+            ConfigError: the inputs are no images of channels, rows and columns (or volumes, for patches alone), or too
+                small to be mirrored or for the patches, or patches are asked for and the targets are no masks.
         """
         if not self.active:
             return None
-        if spec.kind != "image" or len(spec.shape) != 3:
+        if self.patch is not None:
+            self._check_patch(self.patch, spec)
+        if self._moves and spec.kind == "image" and len(spec.shape) == 4:
+            raise ConfigError(
+                "augment: volumes can be cut into patches, but not shifted, mirrored or rotated: leave out crop, flip "
+                "and rotate"
+            )
+        if self._moves and (spec.kind != "image" or len(spec.shape) != 3):
             what = "tokens" if spec.kind != "image" else f"vectors or arrays of the shape {spec.shape}"
             raise ConfigError(
                 f"augment: only images (channels, rows, columns) can be augmented, but the inputs are {what}; leave "
@@ -78,6 +108,22 @@ class AugmentConfig(BaseModel):
                 f"by {min(spec.shape[1:]) - 1} at most"
             )
         return Augmentation(self, torch.as_tensor(black), spec.target == "mask")
+
+    def trained_on(self, spec: InputSpec) -> InputSpec:
+        """Returns what a model sees in training: the data's inputs, or patches of them."""
+        return spec if self.patch is None else replace(spec, shape=(spec.shape[0], *self.patch))
+
+    def _check_patch(self, patch: tuple[int, ...], spec: InputSpec) -> None:
+        if spec.target != "mask":
+            raise ConfigError(
+                "augment.patch is for images with a class at each pixel, but the data set has "
+                f"{spec.words()}: leave it out"
+            )
+        if len(patch) != len(spec.shape) - 1 or any(a > b for a, b in zip(patch, spec.shape[1:], strict=True)):
+            own, wanted = (" x ".join(map(str, sides)) for sides in (spec.shape[1:], patch))
+            raise ConfigError(
+                f"augment.patch is {wanted}, but the inputs have the sides {own}: give as many sides, none larger"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +149,7 @@ class Augmentation:
 
         Returns:
             ``shift`` int64 of shape (count, 2), ``flip`` bool of shape (count,), ``turn`` float64 of shape (count, 2)
-            with cosine and sine, as far as the configuration has them.
+            with cosine and sine, as far as the configuration has them; and what :func:`patches.draw` gives.
         """
         drawn: dict[str, Tensor] = {}
         if self.config.crop:
@@ -113,10 +159,12 @@ class Augmentation:
         if self.config.rotate:
             angles = np.deg2rad(generator.uniform(-self.config.rotate, self.config.rotate, count))
             drawn["turn"] = torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+        if self.config.patch is not None:
+            drawn |= patches.draw(generator, count, len(self.config.patch), self.config.foreground)
         return drawn
 
     def __call__(self, x: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
-        """Changed images, in fresh memory: rotated, then shifted, then mirrored.
+        """Changed images, in fresh memory: rotated, then shifted, then mirrored; whole ones, also with patches.
 
         Args:
             x: images of shape (n, channels, rows, columns).
@@ -127,13 +175,17 @@ class Augmentation:
     def both(self, x: Tensor, y: Tensor, drawn: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Changed images, and their targets: masks are changed alike, and count nowhere outside of the old image.
 
+        Patches are cut out last.
+
         Args:
             x: see :meth:`__call__`.
             y: the images' targets; masks have the shape (n, rows, columns).
             drawn: see :meth:`__call__`.
         """
-        masks = self._moved(y[:, None], drawn, y.new_tensor([IGNORED]))[:, 0] if self.of_masks else y
-        return self(x, drawn), masks
+        if self.config.patch is None or drawn.keys() & _MOVES:
+            y = self._moved(y[:, None], drawn, y.new_tensor([IGNORED]))[:, 0] if self.of_masks else y
+            x = self(x, drawn)
+        return (x, y) if self.config.patch is None else patches.cut(x, y, self.config.patch, drawn)
 
     def _moved(self, x: Tensor, drawn: Mapping[str, Tensor], outside: Tensor) -> Tensor:
         """Maps of shape (n, channels, rows, columns), changed; ``outside`` is what is beyond them, by channel."""
