@@ -46,27 +46,33 @@ def cut(x: Tensor, y: Tensor, sides: Sequence[int], drawn: Mapping[str, Tensor])
         Images of shape (n, channels, *sides) and masks of shape (n, *sides).
     """
     room = [own - wanted for own, wanted in zip(y.shape[1:], sides, strict=True)]
-    # Below 1, so that the product is below the count; float64 is exact enough for any number of pixels.
-    begin = (drawn["window"] * (torch.tensor(room, device=x.device) + 1)).long()
+    # Plain numbers, axis by axis: a tensor of them would have to be sent to the device. Draws are below 1, and products
+    # of float64 are below the count for any number of pixels.
+    begin = [(drawn["window"][:, axis] * (most + 1)).long() for axis, most in enumerate(room)]
     if "around" in drawn:
         begin = _around(y, sides, room, drawn, begin)
     places = []
     for axis, size in enumerate(sides):
         shape = [1] * (1 + len(sides))
         shape[0], shape[1 + axis] = len(y), size
-        places.append((begin[:, axis, None] + torch.arange(size, device=x.device)).view(shape))
+        places.append((begin[axis][:, None] + torch.arange(size, device=x.device)).view(shape))
     rows = torch.arange(len(y), device=x.device).view(-1, *[1] * len(sides))
     found = x.movedim(1, -1)[(rows, *places)].movedim(-1, 1)
     return found.contiguous(), y[(rows, *places)]
 
 
-def _around(y: Tensor, sides: Sequence[int], room: Sequence[int], drawn: Mapping[str, Tensor], begin: Tensor) -> Tensor:
-    """Returns where patches begin, int64 of shape (n, dimensions): those around a pixel, and others as they were."""
+def _around(
+    y: Tensor, sides: Sequence[int], room: Sequence[int], drawn: Mapping[str, Tensor], begin: Sequence[Tensor]
+) -> list[Tensor]:
+    """Returns by axis where patches begin, int64 of shape (n,): those around a pixel, and the others as they were."""
     ranks = (y > 0).flatten(1).cumsum(1)
     count = ranks[:, -1:]
     wanted = (drawn["pixel"][:, None] * count).long() + 1
-    place = torch.searchsorted(ranks, wanted)[:, 0].clamp(max=ranks.shape[1] - 1)
-    middle = torch.stack(torch.unravel_index(place, y.shape[1:]), 1)
-    halves, most = (torch.tensor(list(one), device=y.device) for one in ([side // 2 for side in sides], room))
-    inside = (middle - halves).clamp(min=0).minimum(most)
-    return torch.where((drawn["around"] & (count[:, 0] > 0))[:, None], inside, begin)
+    place = torch.searchsorted(ranks, wanted)[:, 0]
+    around, found, stride = drawn["around"] & (count[:, 0] > 0), list[Tensor](), ranks.shape[1]
+    for axis, own in enumerate(y.shape[1:]):
+        stride //= own
+        middle = place // stride % own
+        inside = (middle - sides[axis] // 2).clamp(0, room[axis])
+        found.append(torch.where(around, inside, begin[axis]))
+    return found
