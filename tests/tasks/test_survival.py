@@ -30,6 +30,7 @@ from rayfl.randomness import RandomStreams
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.rows import where
 from tests.metrics.test_survival import by_loops, drawn
+from tests.support.elsewhere import elsewhere
 
 torch.set_num_threads(1)
 SPEC = InputSpec("image", (3,), 1, target="survival")
@@ -129,6 +130,19 @@ def test_a_test_part_is_scored_as_a_whole_in_whatever_batches() -> None:
                     vector = found[name].vector
                     assert vector[[0, 2, 3]].tolist() == [len(losses), right, pairs]
                     assert vector[1] == pytest.approx(sum(losses), rel=1e-5, abs=1e-6)
+
+
+def test_on_a_device_the_sums_are_those_of_the_processor() -> None:
+    task = Survival(TabularMLP(hidden=(4,)).network(SPEC), spec=SPEC)
+    model, (_, y) = task.network.initialize(0), drawn(1, 40)
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    expected = evaluate({"own": Predictor.of(model)}, Examples(x, y), task, 1000)["own"].vector
+    with elsewhere() as device:
+        there = {name: leaf.to(device) for name, leaf in model.items()}
+        examples = Examples(x.to(device), y.to(device))
+        found = evaluate({"own": Predictor.of(there)}, examples, task, 7)["own"].vector
+    assert found[[0, 2, 3]].tolist() == expected[[0, 2, 3]].tolist()
+    assert found[1] == pytest.approx(expected[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])

@@ -21,6 +21,8 @@ from rayfl.errors import ConfigError, ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.runs.rows import where
+from tests.support.elsewhere import PRETENDED, elsewhere
+from tests.support.launches import Launches
 
 torch.set_num_threads(1)
 SIDES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {"flat": ((7, 9), (4, 9)), "solid": ((6, 7, 8), (3, 4, 1))}
@@ -85,6 +87,21 @@ def test_the_share_of_patches_around_pixels_is_what_was_asked_for(share: float) 
     apply = augmentation((8, 8), patch=(3, 3), foreground=share)
     drawn = apply.draw(np.random.default_rng(0), 4000)
     assert drawn["around"].double().mean() == pytest.approx(share, abs=0.03) if share else "around" not in drawn
+
+
+@PRETENDED
+def test_on_a_device_the_patches_are_the_same_and_nothing_is_sent_there() -> None:
+    apply, (x, y) = augmentation((6, 7, 8), patch=(3, 4, 1), foreground=0.5), scans(20, (6, 7, 8))
+    drawn = apply.draw(np.random.default_rng(0), 20)
+    expected = apply.both(x, y, drawn)
+    with elsewhere() as device:
+        moved = {name: values.to(device) for name, values in drawn.items()}
+        there = (x.to(device), y.to(device))
+        with Launches() as counted:
+            found = apply.both(*there, moved)
+        assert not counted.waits
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one.cpu(), other)
 
 
 def test_images_are_moved_before_patches_are_cut_out() -> None:
