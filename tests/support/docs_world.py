@@ -25,6 +25,7 @@ from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograp
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import NEXT, comments, tweets
+from tests.support.field_files import brca_files
 from tests.support.leaf_sources import document, entry, write_source
 from tests.support.tff_files import stack_overflow, write_sqlite
 
@@ -138,6 +139,10 @@ def _sources(home: Path, folder: Path) -> None:
     (folder / "100.txt").write_text(written(dict.fromkeys(("HE", "SHE"), "to be or not " * 40)))
 
 
+def _patients(home: Path, folder: Path) -> None:
+    brca_files(folder / "fed_tcga_brca", patients=60)
+
+
 def _modules(home: Path, folder: Path) -> None:
     (folder / "my_module.py").write_text(_METHOD)
 
@@ -166,6 +171,7 @@ _RUNS: dict[str, Callable[[Path, Path, int], None]] = {
 """By what a page mentions, the runs that it needs, the first with the number of rounds that it mentions."""
 
 _MAKERS: dict[str, Callable[[Path, Path], None]] = {
+    r"rayfl run tcga-brca": _patients,
     r"mnist": _mnist,
     r"pfllib-cifar10": _cifar10,
     r"leaf/data|LEAF/data": _leaf,
