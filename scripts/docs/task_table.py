@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -32,7 +31,6 @@ from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.pretrained.making import make
-from rayfl.randomness import RandomStreams
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "tasks.md"
@@ -63,8 +61,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "model": {"name": "unet", "width": 2, "depth": 1},
     },
     "survival": {
-        "dataset": "scripts.docs.task_table:patients",
-        "partition": "natural",
+        "dataset": {"name": "synthetic_survival", "num_clients": 4, "samples": 30, "dimension": 6},
         "model": {"name": "two_nn", "hidden": [6, 6]},
     },
 }
@@ -97,14 +94,6 @@ _NOT_TRIED = (
     "-: not tried. The method needs adapters, and the small pretrained models here are for classes of "
     "images and for texts."
 )
-
-
-def patients(streams: RandomStreams) -> tuple[np.ndarray, np.ndarray, None, np.ndarray]:
-    """Patients of four clients, with times of which some are censored."""
-    generator = streams.generator("patients")
-    x = generator.normal(size=(120, 6)).astype(np.float32)
-    death, end = generator.exponential(np.exp(x[:, 0])), generator.uniform(0, 4, 120)
-    return x, np.stack([np.minimum(death, end), death < end], 1), None, np.arange(120) % 4
 
 
 def normalized(spec: InputSpec) -> nn.Module:

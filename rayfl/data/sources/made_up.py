@@ -1,4 +1,4 @@
-"""Data that are made up from the seed, with clients that differ: labels of linear models, texts of Markov chains."""
+"""Data that are made up from the seed, with clients that differ: labels and risks of linear models, texts of chains."""
 
 from __future__ import annotations
 
@@ -45,6 +45,40 @@ class SyntheticLabelsSource(Source):
         scores = np.einsum("nd,dl->nl", x, own)
         bound = 0.43 * np.sqrt(1.25 * self.dimension * (1 + self.beta**2))  # the upper third of N(0, that variance)
         return x.astype(np.float32), (scores > bound).astype(np.float32)
+
+
+class SyntheticSurvivalSource(Source):
+    """Patients whose risks are linear in their numbers, of which each client has its own, near common ones.
+
+    A patient x ~ N(0, 1) of client k has the constant hazard exp(x . w_k) / 1000 a day, with w_k = (w + beta v_k) /
+    sqrt(1 + beta^2), all entries drawn from N(0, 1). The patient is seen until a day drawn uniformly from 100 to 3000.
+    The target is the day of death and 1, or the last day and 0 where death comes after it.
+    """
+
+    name: Literal["synthetic_survival"] = Field(
+        default="synthetic_survival", description="Made-up patients with times and events."
+    )
+    num_clients: int = Field(default=12, ge=1, description="Number of clients.")
+    samples: int = Field(default=100, ge=1, description="Patients of a client.")
+    dimension: int = Field(default=5, ge=1, description="Numbers about a patient.")
+    beta: float = Field(default=1.0, ge=0, le=1e6, description="How much the clients' risks differ.")
+
+    def open(self, streams: RandomStreams) -> Samples:
+        """All clients' patients, one client after the other; uses the stream ``synthetic``, also of each client."""
+        common = streams.generator("synthetic").normal(size=self.dimension)
+        drawn = [self._client(client, common, streams) for client in range(self.num_clients)]
+        x, y = (np.concatenate(column) for column in zip(*drawn, strict=True))
+        spec = InputSpec("image", (self.dimension,), 1, target="survival")
+        return Samples(x, y, spec, client_names(self.num_clients, self.samples))
+
+    def _client(self, client: int, common: np.ndarray, streams: RandomStreams) -> tuple[np.ndarray, np.ndarray]:
+        generator = streams.generator("synthetic", client=client)
+        own = (common + self.beta * generator.normal(size=common.shape)) / np.sqrt(1 + self.beta**2)
+        x = generator.normal(size=(self.samples, self.dimension))
+        # Without BLAS, whose sums depend on its number of threads: all processes have to find the same times.
+        death = generator.exponential(1000 * np.exp(-np.einsum("nd,d->n", x, own)))
+        end = generator.uniform(100, 3000, self.samples)
+        return x.astype(np.float32), np.stack([np.minimum(death, end), death <= end], 1).astype(np.float32)
 
 
 class SyntheticTextSource(Source):

@@ -19,7 +19,7 @@ from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
 from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.isic import Isic2019Source
-from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
+from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticSurvivalSource, SyntheticTextSource
 from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
 from rayfl.data.sources.made_up_masks import SyntheticMasksSource
 from rayfl.data.sources.natural import LeafSource
@@ -55,6 +55,7 @@ DatasetConfig = Annotated[
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,
+        SyntheticSurvivalSource,
         SyntheticTextSource,
         SyntheticMasksSource,
         SyntheticInstructionsSource,

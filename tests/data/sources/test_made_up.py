@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
-from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticTextSource
+from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticSurvivalSource, SyntheticTextSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
 from rayfl.randomness import RandomStreams
 
@@ -48,8 +48,35 @@ def test_labels_are_those_of_linear_models_and_about_a_third_of_the_samples_has_
     assert right.mean() > 0.9
 
 
+def test_patients_with_higher_risks_die_sooner_and_clients_risks_differ_as_far_as_beta_says() -> None:
+    def concordances(beta: float) -> list[float]:
+        """How well the risks that fit the first client order the deaths of each."""
+        source = SyntheticSurvivalSource(num_clients=6, samples=400, dimension=4, beta=beta)
+        samples = source.open(STREAMS)
+        assert samples.spec.target == "survival" and samples.y.shape == (2400, 2)
+        assert set(np.unique(samples.y[:, 1])) == {0, 1} and 0.4 < samples.y[:, 1].mean() < 0.8
+        assert (samples.y[:, 0] > 0).all() and samples.y[:, 0].max() < 3000
+        x, y = samples.x.reshape(6, 400, 4), samples.y.reshape(6, 400, 2)
+        died = y[0, :, 1] == 1
+        risk = -np.linalg.lstsq(x[0][died], np.log(y[0, died, 0]) - np.log(y[0, died, 0]).mean(), rcond=None)[0]
+        found = []
+        for own, (time, event) in zip(x, y.transpose(0, 2, 1), strict=True):
+            score, first = own @ risk, (time[:, None] < time) & (event[:, None] == 1)
+            found.append(float((score[:, None] > score)[first].mean()))
+        return found
+
+    alike, unlike = concordances(0.0), concordances(3.0)
+    assert min(alike) > 0.7
+    assert unlike[0] > 0.7 and min(unlike) < 0.6
+
+
 def test_the_same_samples_every_time() -> None:
-    for source in (SyntheticTextSource(num_clients=3), SyntheticLabelsSource(num_clients=3)):
+    sources = (
+        SyntheticTextSource(num_clients=3),
+        SyntheticLabelsSource(num_clients=3),
+        SyntheticSurvivalSource(num_clients=3),
+    )
+    for source in sources:
         one, other, another = (source.open(streams) for streams in (STREAMS, RandomStreams(3), RandomStreams(4)))
         assert np.array_equal(one.x, other.x) and np.array_equal(one.y, other.y)
         assert not np.array_equal(one.x, another.x)
