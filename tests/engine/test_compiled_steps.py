@@ -153,9 +153,9 @@ def test_methods_agree_compiled(method: str, layers: str, caplog: pytest.LogCapt
     "rule",
     [
         Rule(0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
-        Rule(0.05, momentum=0.9, dampening=0.5),
+        pytest.param(Rule(0.05, momentum=0.9, dampening=0.5), marks=pytest.mark.slow),
         Rule(0.05, weight_decay=0.1, bounds=(-0.2, 0.2)),
-        Rule(0.01, optimizer="adam", weight_decay=0.1),
+        pytest.param(Rule(0.01, optimizer="adam", weight_decay=0.1), marks=pytest.mark.slow),
         Rule(0.01, optimizer="adamw", weight_decay=0.1),
     ],
 )
@@ -174,6 +174,7 @@ def test_every_rule_is_kept(rule: Rule, traced: list[Any]) -> None:
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_where_inductor_fails_at_the_whole_step_it_compiles_the_gradient(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

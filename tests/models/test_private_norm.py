@@ -42,7 +42,15 @@ POSSIBLE = {
     for policy in ("statistics", "all")
     if name not in IMPOSSIBLE and policy not in case.algorithm.no_private_norm
 }
-CASES = pytest.mark.parametrize(("case", "policy"), POSSIBLE.values(), ids=POSSIBLE.keys())
+QUICK = ("fedavg", "superfed-mm", "ditto", "fedper")
+"""Methods whose every policy is in the quick suite; of the others the policy that keeps most."""
+CASES = pytest.mark.parametrize(
+    ("case", "policy"),
+    [
+        pytest.param(*found, id=name, marks=() if "all" in name or name.startswith(QUICK) else pytest.mark.slow)
+        for name, found in POSSIBLE.items()
+    ],
+)
 
 
 class Grouped(ClassificationModel):

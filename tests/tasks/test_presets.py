@@ -100,7 +100,7 @@ def test_stacked_too_a_stop_changes_no_bit(preset: str, method: str, tmp_path: P
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_what_is_learned_gets_better_and_tables_have_the_tasks_own_columns(preset: str, tmp_path: Path) -> None:
-    rounds = run(preset, tmp_path, "run", **{"train.rounds": 12, "train.local_epochs": 3, "evaluation.every": 1}).rounds
+    rounds = run(preset, tmp_path, "run", **{"train.rounds": 8, "train.local_epochs": 3, "evaluation.every": 2}).rounds
     metrics = metrics_of(rounds)
     first, names = metrics[0], [metric.name for metric in metrics]
     for name in (*METRICS, *names):

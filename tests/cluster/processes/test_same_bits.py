@@ -21,8 +21,8 @@ SHAPES = {
     "one actor per client": {"clients_per_actor": 1},
 }
 # What stretches the contract: nothing kept, correction terms, two trained trees, a pass over all clients, a teacher.
-QUICK = {"scaffold": ("three actors",), "superfed-mm": ("one actor", "three actors")}
-"""The methods and shapes of the quick suite; ``test_system_actors.py`` and the tests of recovery have two actors."""
+QUICK = {"superfed-mm": ("three actors",)}
+"""Of the quick suite, whose tests of shared memory and of recovery have two actors."""
 
 
 @pytest.mark.usefixtures("local_ray")

@@ -181,6 +181,7 @@ def test_an_actor_that_has_answered_and_died_before_its_answer_was_read_counts_a
         host.result("handle", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_no_descriptor_is_left_after_a_run(tmp_path: Path) -> None:
     def segments() -> int:

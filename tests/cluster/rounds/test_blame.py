@@ -55,13 +55,14 @@ def test_a_state_that_no_commit_can_hold_is_the_methods_error(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
-    "how", ["quit", *(pytest.param(how, marks=pytest.mark.slow) for how in ("hang", "exit", "crash"))]
+    ("how", "times"),
+    [("quit", 1), *(pytest.param(how, 2, marks=pytest.mark.slow) for how in ("hang", "exit", "quit", "crash"))],
 )
-def test_on_ray_such_a_client_is_left_out_as_if_it_had_not_been_sampled(how: str, tmp_path: Path) -> None:
+def test_on_ray_such_a_client_is_left_out_as_if_it_had_not_been_sampled(how: str, times: int, tmp_path: Path) -> None:
     sampled = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))
-    plan = [(1, sampled[1][0]), (2, sampled[2][1])]
+    plan = [(1, sampled[1][0]), (2, sampled[2][1])][:times]
     # max_failures is for deaths that nobody explains.
-    config = experiment(tmp_path, "run", how, [list(one) for one in plan], num_actors=2) | {"max_failures": 0}
+    config = experiment(tmp_path, "run", how, [list(one) for one in plan], num_actors=times) | {"max_failures": 0}
     config["clients"] = {**SKIP, "deadline_s": DEADLINE_S}
     rayfl.run(config)
     reasons = {
@@ -115,6 +116,7 @@ def test_a_client_that_ends_its_process_in_the_evaluation_is_missing_there_only(
     assert {(row["round"], row["clients"]) for row in everyone} == {(2, 4), (4, 5)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_without_a_policy_the_message_names_the_client_that_was_at_work(tmp_path: Path) -> None:
     bad = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))[1][1]

@@ -122,7 +122,7 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
 )
 def test_the_command_under_ray_stops_between_two_rounds(number: int, status: int, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    content = small_experiment(tmp_path, "run", "fedavg", num_actors=2)
+    content = small_experiment(tmp_path, "run", "fedavg", num_actors=1)
     content |= {"train": content["train"] | {"rounds": 5000}, "storage": {"commit_every": 1000}}
     config.write_text(yaml.safe_dump(content))
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -95,6 +96,7 @@ def test_killed_actor_of_another_task(preset: str, tmp_path: Path) -> None:
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_too_many_failures_end_the_run_and_the_same_command_continues_it(tmp_path: Path) -> None:
     rayfl.run(long_rounds(small_experiment(tmp_path, "calm", "scaffold", backend="inline")))
@@ -105,10 +107,20 @@ def test_too_many_failures_end_the_run_and_the_same_command_continues_it(tmp_pat
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["superfed-mm", pytest.param("floco", marks=pytest.mark.slow), pytest.param("fedphp", marks=pytest.mark.slow)],
-)
+def test_killed_driver_continues_without_ray(tmp_path: Path) -> None:
+    rayfl.run(small_experiment(tmp_path, "calm", "superfed-mm", backend="inline"))
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(small_experiment(tmp_path, "killed", "superfed-mm", num_actors=2)))
+    killed = _start("tests/support/killed_run.py", str(config), "inside", "2")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    rayfl.run(small_experiment(tmp_path, "killed", "superfed-mm", backend="inline"))
+    first, second = json.loads((tmp_path / "killed" / "environment.json").read_text())
+    assert (first["rounds_completed"], second["rounds_completed"]) == (0, 1)
+    assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["superfed-mm", "floco", "fedphp"])
 def test_killed_driver(method: str, tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "calm", method, backend="inline"))
     config = tmp_path / "config.yaml"

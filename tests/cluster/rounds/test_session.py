@@ -53,7 +53,8 @@ def test_a_local_ray_listens_on_the_loopback_interface_only_and_ends_with_the_ru
     assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-@pytest.mark.parametrize("user", [None, pytest.param("100", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("user", [None, "100"])
 def test_a_local_ray_frees_objects_at_once_unless_the_user_wants_otherwise(user: str | None) -> None:
     """The next object then lies where the last one was, in memory that processes know already."""
     script = (

@@ -48,25 +48,21 @@ def statuses(result: SweepResult) -> list[str]:
 
 
 def test_experiments_of_a_sweep_are_those_of_single_runs_and_are_run_once(local_ray: None, tmp_path: Path) -> None:
-    overrides = ("algorithm=fedavg,superfed", "seed=0:2")
+    overrides = ("algorithm=superfed,fedavg", "seed=0")
     result, said = sweep(tmp_path, *overrides)
-    assert statuses(result) == ["finished"] * 4
-    assert sum("finished" in line for line in said) == 4
-    assert result.groups.column("finished").to_pylist() == [2, 2]
+    assert statuses(result) == ["finished"] * 2
+    assert sum("finished" in line for line in said) == 2
+    assert result.groups.column("finished").to_pylist() == [1, 1]
     assert sorted(result.groups.column("selected_on").to_pylist()) == ["", "validation"]
     assert pq.read_table(tmp_path / "sweep" / "trials.parquet").equals(result.trials)
     trial = plan(tmp_path, *overrides).trials[1]
     assert trial.storage.local_path is not None
-    alone = {**small_experiment(tmp_path, "alone", "fedavg", backend="inline"), "seed": 1, "algorithm": "fedavg"}
+    alone = {**small_experiment(tmp_path, "alone", "fedavg", backend="inline"), "seed": 0, "algorithm": "fedavg"}
     rayfl.run(alone)
     assert_same(outcome(tmp_path / "alone"), outcome(trial.storage.local_path))
     again, said = sweep(tmp_path, *overrides)
     assert said == []
     assert again.trials.equals(result.trials)
-    # one seed more runs that seed alone
-    larger, said = sweep(tmp_path, "algorithm=fedavg", "seed=0:3")
-    assert [line for line in said if line.startswith("starts")] == ["starts: seed=2"]
-    assert larger.groups.num_rows == 1
 
 
 @pytest.mark.slow

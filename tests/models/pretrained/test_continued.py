@@ -32,6 +32,7 @@ FORGETTING: dict[str, Any] = {
     "FlexLoRA": {"name": "flexlora", "ranks": [1, 2]},
 }
 """Methods that keep no moments, and nothing else of a client."""
+QUICK = ("FedSA-LoRA", "FLoRA")
 
 
 class _Stop(rayfl.Callback):
@@ -42,7 +43,10 @@ class _Stop(rayfl.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("method", [*METHODS, *FORGETTING])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*METHODS, *FORGETTING)],
+)
 def test_a_run_that_ends_inside_a_round_continues_to_the_same_bits(method: str, tmp_path: Path) -> None:
     """Client by client, with AdamW's moments kept; the states and moments of the lost round are trained again."""
     train = KEPT if method in METHODS else {"rounds": 3}

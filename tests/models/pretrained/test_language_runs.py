@@ -85,8 +85,11 @@ SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 }
 """By method: its configuration, changes of the model or of training, and how many scalars travel; down and up."""
 
+QUICK = ("FedSA-LoRA", "Ditto", "SuperFed of products", "FedDPA", "FLoRA")
+"""Of the quick suite, which has all of them over a vision transformer (``test_runs.py``)."""
 
-@pytest.mark.parametrize("name", SENT)
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SENT])
 def test_messages_are_adapters_alone_and_stacks_are_looped_clients(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
