@@ -198,6 +198,7 @@ def test_raw_logits_of_probabilities_are_refused() -> None:
     FedDistill(divergence="raw_logits", output="logits").check(toy.task, toy.context)
 
 
+@pytest.mark.slow
 def test_what_others_make_of_a_class_helps_against_few_samples() -> None:
     train = TrainConfig(rounds=40, clients_per_round="all", local_epochs=1, batch_size=None, lr=0.5)
     found = {}

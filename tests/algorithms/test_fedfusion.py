@@ -245,6 +245,7 @@ def test_rows() -> None:
     assert loss(before["model"]) != loss(after["model"])
 
 
+@pytest.mark.slow
 def test_fusion_learns_faster_than_averaging() -> None:
     """The convolution from few samples of each client; the gate when clients of one class take turns."""
     few = TrainConfig(rounds=12, clients_per_round="all", local_epochs=3, batch_size=6, lr=0.1, momentum=0.5)

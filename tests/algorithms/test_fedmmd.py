@@ -143,6 +143,7 @@ def test_fine_tuning_has_no_constraint() -> None:
         assert rows["finetuned"].vector.tolist() == expected[client]["finetuned"].vector.tolist()
 
 
+@pytest.mark.slow
 def test_long_training_on_few_noisy_samples_unlearns_less_the_larger_the_weight() -> None:
     """One client trains long on what everybody learned: its features drift less, and it forgets less of it."""
     train = TrainConfig(rounds=10, clients_per_round="all", local_epochs=2, batch_size=10, lr=0.1, momentum=0.5)

@@ -235,6 +235,7 @@ def test_vectorized_agrees_with_looped_also_where_classes_are_missing() -> None:
     assert_close(looped.states(), stacked.states(), 1e-10)
 
 
+@pytest.mark.slow
 def test_personal_heads_serve_clients_that_label_differently() -> None:
     train = TrainConfig(rounds=20, clients_per_round="all", local_epochs=3, batch_size=10, lr=0.1)
     accuracy = {}

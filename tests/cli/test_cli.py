@@ -98,7 +98,7 @@ def test_what_a_user_can_mend_is_one_message_before_any_actor_starts(
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
-    arguments = [*TINY, f"storage_path={tmp_path}", "name=tiny", "train.rounds=60"]
+    arguments = [*TINY, f"storage_path={tmp_path}", "name=tiny", "train.rounds=25"]
     started = subprocess.Popen(
         [sys.executable, "-m", "rayfl", "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

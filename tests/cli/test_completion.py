@@ -41,6 +41,7 @@ def test_presets() -> None:
     assert bash("rayfl", "submit", "mnist-p") == ["mnist-pathological"]
 
 
+@pytest.mark.slow
 def test_names_of_sections_in_bash() -> None:
     assert bash("rayfl", "run", "quickstart", "algorithm", "=", "fedp") == [
         "fedpac",

@@ -153,6 +153,7 @@ def test_what_is_not_sent_is_kept_and_a_change_is_no_longer_than_allowed(monkeyp
     assert moved == pytest.approx(1e-3)
 
 
+@pytest.mark.slow
 def test_hypernetwork(ran: Ran) -> None:
     scores = dict(line.split(": ") for line in ran("hypernetwork.py").splitlines())
     assert float(scores["hypernetwork"]) > float(scores["fedavg"])

@@ -118,6 +118,7 @@ def browse(page: Path, folder: Path, query: str = "") -> tuple[str, str]:
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
 
+@pytest.mark.slow
 def test_formulas_are_mathematics_in_a_browser(site: Path, tmp_path: Path) -> None:
     """KaTeX has set every formula of some pages, with MathML for screen readers, and complains about none."""
     for name in ("superfed", "fedfusion", "gpfl", "per_fedavg", "fedavg"):
@@ -127,6 +128,7 @@ def test_formulas_are_mathematics_in_a_browser(site: Path, tmp_path: Path) -> No
         assert formulas == html.count('class="katex"') == html.count("<math ") > 5, name
 
 
+@pytest.mark.slow
 def test_the_search_finds_from_a_folder(site: Path, tmp_path: Path) -> None:
     html, complaints = browse(site / "index.html", tmp_path, "?q=staleness")
     assert complaints == ""

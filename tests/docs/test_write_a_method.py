@@ -64,6 +64,7 @@ def test_the_method_personalizes_and_continues(folder: Path) -> None:
     assert again.clients.equals(result.clients)
 
 
+@pytest.mark.slow
 def test_every_command_shows_the_method_by_the_model_that_it_says(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,7 +189,7 @@ def test_tables_can_be_sorted_and_nothing_is_complained_about(page: Path) -> Non
     assert document.count("svg") == document.count("figure") > 5
 
 
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("width", [pytest.param(1200, marks=pytest.mark.slow), 390])
 def test_a_reader_can_look_into_charts(page: Path, finished: Path, waiting: str, width: int) -> None:
     looked = followed_by(LOOKING.replace("WAITING", waiting), page, f"looking-{width}.html")
     html, complaints = browse(looked, "--dump-dom", f"--window-size={width},1600", "--virtual-time-budget=6000")

@@ -67,6 +67,7 @@ def test_without_the_data_set_a_client_has_its_samples_by_split(copied: Copied) 
         assert sum(count for _, count in about["labels"]) == partition["client"].to_pylist().count(int(client))
 
 
+@pytest.mark.slow
 def test_a_page_of_many_clients_and_rounds_stays_small(copied: Copied) -> None:
     run, clients, last = copied("fedavg-0"), 1200, 90
     table = pq.read_table(run / "clients.parquet")

@@ -254,6 +254,7 @@ def test_a_run_that_has_only_begun_and_one_without_its_data(copied: Copied) -> N
     assert "summary-table" not in page.tables
 
 
+@pytest.mark.slow
 def test_bins_that_were_never_recorded_are_said_to_be_missing(copied: Copied) -> None:
     run = copied("fedavg-0")
     (run / "calibration.parquet").unlink()

@@ -96,7 +96,7 @@ def sprung(folder: Path) -> bool:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["method", *(pytest.param(one, marks=pytest.mark.slow) for one in ("data", "model"))])
 def test_what_is_recorded_is_shown_without_an_import(folder: Path, name: str) -> None:
     command("clients", name)
     command("show", name)

@@ -161,7 +161,7 @@ def test_a_run_is_interrupted_damaged_and_continued_to_the_same_bits(uri: str, t
         assert from_parquet(storage.read(f"{name}.parquet")).equals(getattr(calm, name))
 
 
-@pytest.mark.parametrize("first", ["disk", "store"])
+@pytest.mark.parametrize("first", [pytest.param("disk", marks=pytest.mark.slow), "store"])
 def test_the_two_copies_may_be_on_a_disk_and_on_an_object_store(first: str, uri: str, tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "calm", "scaffold", backend="inline"))
     places = [str(tmp_path), uri] if first == "disk" else [uri, str(tmp_path)]

@@ -98,7 +98,13 @@ def test_stacked_too_a_stop_changes_no_bit(preset: str, method: str, tmp_path: P
     assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "stopped"))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param(preset, marks=() if preset.endswith(("regression", "survival")) else pytest.mark.slow)
+        for preset in PRESETS
+    ],
+)
 def test_what_is_learned_gets_better_and_tables_have_the_tasks_own_columns(preset: str, tmp_path: Path) -> None:
     rounds = run(preset, tmp_path, "run", **{"train.rounds": 8, "train.local_epochs": 3, "evaluation.every": 2}).rounds
     metrics = metrics_of(rounds)

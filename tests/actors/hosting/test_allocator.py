@@ -70,6 +70,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_what_is_evicted_from_between_other_things_is_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", _EVICTION], capture_output=True, check=True)

@@ -133,7 +133,7 @@ def test_few_steps_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert done == [[1, 1, 1], [4], [2, 2, 2]]
 
 
-@pytest.mark.parametrize("method", ["superfed-mm", "fedphp"])
+@pytest.mark.parametrize("method", ["superfed-mm", pytest.param("fedphp", marks=pytest.mark.slow)])
 def test_nothing_is_written_and_no_bit_changes(method: str, tmp_path: Path) -> None:
     content = small_experiment(tmp_path, "before", method, backend="inline")
     rayfl.run(content)
