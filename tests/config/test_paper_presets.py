@@ -23,7 +23,10 @@ from rayfl.randomness import RandomStreams
 
 PRESETS = paper_presets()
 OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "ixi-tiny", "quickstart"} | {
-    *(f"quickstart-{task}" for task in ("regression", "multilabel", "text", "tabular", "segmentation", "lora", "lm")),
+    *(
+        f"quickstart-{task}"
+        for task in ("regression", "multilabel", "text", "tabular", "segmentation", "survival", "lora", "lm")
+    ),
     "vit-cifar100-lora",
     "flowertune-alpaca",
 }
