@@ -121,8 +121,15 @@ def test_inv_f2_identical_replies_are_returned_as_they_are(case: Case, replies: 
 
 
 @CASES
-@pytest.mark.parametrize("idle", [{"local_epochs": 0}, {"lr": 0.0, "weight_decay": 0.0}], ids=["no-epochs", "lr-0"])
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize(
+    ("idle", "mode"),
+    [
+        pytest.param({"local_epochs": 0}, "looped", id="no-epochs-looped"),
+        pytest.param({"local_epochs": 0}, "vectorized", id="no-epochs-vectorized", marks=pytest.mark.slow),
+        pytest.param({"lr": 0.0, "weight_decay": 0.0}, "looped", id="lr-0-looped", marks=pytest.mark.slow),
+        pytest.param({"lr": 0.0, "weight_decay": 0.0}, "vectorized", id="lr-0-vectorized"),
+    ],
+)
 def test_inv_f3_without_training_the_server_keeps_its_model(case: Case, idle: dict[str, Any], mode: str) -> None:
     toy = toy_of(case, double=False, train=TRAIN.model_copy(update=idle), mode=mode)
     before = copy(toy.server)
@@ -154,7 +161,7 @@ def noisy(case: Case, **options: Any) -> Toy:
     return toy_of(case, dataset=dataset, task=normalized_layers(0.3), **options)
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f5_evaluation_has_no_side_effects(case: Case) -> None:
     watched, undisturbed = noisy(case), noisy(case)
     for number, cohort in enumerate(case.cohorts()[:3]):
@@ -216,7 +223,7 @@ def history(toy: Toy) -> History:
     return seen
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f7_history_depends_on_the_seed_alone(case: Case) -> None:
     expected = history(toy_of(case))
     assert case.pooled or all(expected.trained)

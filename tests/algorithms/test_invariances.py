@@ -128,7 +128,7 @@ class Scaled(ClassificationModel):
 
 
 @CASES
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 def test_buffers_are_neither_stepped_nor_decayed(case: Case, mode: str) -> None:
     if not case.one_layer:
         pytest.skip("the method refuses a model of one layer")

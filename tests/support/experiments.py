@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,13 +123,18 @@ KINDS |= {"fedfomo", "pfedhn", "l2gd", "cfl"}
 work of the server, several models, other clients' models, coins, clusters."""
 
 
-def each_method(names: Iterable[str] = METHODS) -> list[Any]:
-    """Parameters of a test: those of ``KINDS``, and the others as slow ones.
+FEW = {"fedavg", "superfed-mm", "floco", "fedme", "fedgen"}
+"""Of these, those that differ most."""
+
+
+def each_method(names: Iterable[str] = METHODS, quick: Collection[str] = KINDS) -> list[Any]:
+    """Parameters of a test: quick ones, and the others as slow ones.
 
     Args:
         names: of experiments.
+        quick: those of the quick suite.
     """
-    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 TRAIN: dict[str, dict[str, Any]] = {

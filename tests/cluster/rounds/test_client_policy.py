@@ -19,7 +19,16 @@ from rayfl.engine.client import Client
 from rayfl.errors import ClientError, RunError
 from rayfl.experiment.parts import Parts
 from tests.cluster.rounds.test_recovery import ActorKiller, long_rounds
-from tests.support.experiments import METHODS, Interrupt, Outcome, assert_same, each_method, outcome, small_experiment
+from tests.support.experiments import (
+    FEW,
+    METHODS,
+    Interrupt,
+    Outcome,
+    assert_same,
+    each_method,
+    outcome,
+    small_experiment,
+)
 from tests.support.toys import assert_equal
 
 NEEDS_ALL = {"l2gd", "fedme", "centralized"}
@@ -56,7 +65,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure:
     monkeypatch.setattr(procedures, "found_of", failing)
 
 
-@pytest.mark.parametrize("method", each_method(sorted(set(METHODS) - NEEDS_ALL)))
+@pytest.mark.parametrize("method", each_method(sorted(set(METHODS) - NEEDS_ALL), FEW))
 def test_a_skipped_client_is_as_if_it_had_not_been_sampled(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.lease import Lease
 from tests.support.damage import STOPPED, flip, manifests
-from tests.support.experiments import Interrupt, assert_same, each_method, outcome, small_experiment
+from tests.support.experiments import FEW, Interrupt, assert_same, each_method, outcome, small_experiment
 
 pytestmark = pytest.mark.usefixtures("parts_of_one_commit")
 
@@ -156,7 +156,7 @@ def test_one_damaged_file_never_loses_a_run(stopped: Path, calm: Path, tmp_path:
     assert len(costs["nothing"]) > 2 * len(costs["states"]) > 0
 
 
-@pytest.mark.parametrize("method", each_method())
+@pytest.mark.parametrize("method", each_method(quick=FEW))
 def test_every_method_goes_on_after_all_states_were_lost(method: str, tmp_path: Path) -> None:
     config = small_experiment(tmp_path, "run", method, backend="inline")
     with pytest.raises(KeyboardInterrupt):
