@@ -66,6 +66,16 @@ def test_experiments_of_a_sweep_are_those_of_single_runs_and_are_run_once(local_
 
 
 @pytest.mark.slow
+def test_one_seed_more_runs_that_seed_alone(local_ray: None, tmp_path: Path) -> None:
+    result, _ = sweep(tmp_path, "algorithm=fedavg,superfed", "seed=0:2")
+    assert statuses(result) == ["finished"] * 4
+    assert result.groups.column("finished").to_pylist() == [2, 2]
+    larger, said = sweep(tmp_path, "algorithm=fedavg", "seed=0:3")
+    assert [line for line in said if line.startswith("starts")] == ["starts: seed=2"]
+    assert larger.groups.num_rows == 1
+
+
+@pytest.mark.slow
 def test_the_command_prints_what_is_recorded(local_ray: None, tmp_path: Path) -> None:
     play(FOLDER / "sweep.txt", tmp_path)
 
