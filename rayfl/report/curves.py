@@ -12,7 +12,7 @@ from rayfl.metrics import Metric
 from rayfl.plots.metrics import bounds_of
 from rayfl.plots.style import band, draw_curve, whole_numbers
 from rayfl.report.blocks import Cell, Column, Table, number
-from rayfl.report.cells import metric_cell
+from rayfl.report.cells import metric_cell, unit_of_bytes
 from rayfl.report.charts import Axis, Chart, Series
 from rayfl.report.drawing import Drawing, table_of
 from rayfl.report.grouping import Group, shown_model
@@ -129,7 +129,7 @@ def _drawing(name: str, title: str, caption: str, metric: Metric, lines: Lines, 
     figure = Figure(figsize=(9.6, 3.1 + 0.17 * -(-len(lines) // 4)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     most = max(float(one.bytes.max()) for _, one in lines)
-    factor, unit = next((f, u) for f, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if most >= f or f == 1)
+    factor, unit = unit_of_bytes(most)
     bounds, scale, series = bounds_of(metric), metric.scale, []
     for position, (text, one) in enumerate(lines):
         against = (one.rounds, one.bytes / factor, one.seconds)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rayfl.report import costs, harm
 from rayfl.report.blocks import Block, Cell, Code, Column, Mark, Page, Paragraph, Section, Table, figures, number
-from rayfl.report.cells import SEEN_TEST
+from rayfl.report.cells import SEEN_TEST, unit_of_bytes
 from rayfl.report.columns import NO_NUMBER, Metric
 from rayfl.report.comparison import Comparison
 from rayfl.report.curves import progress_of_groups
@@ -70,12 +70,13 @@ def keys_of(comparison: Comparison) -> dict[str, list[RowKey]]:
 def comparison_table(comparison: Comparison) -> Table:
     """Returns all lines as a table of a page, without columns in which no line has a number."""
     texts, metrics = ("method", "model", "clients"), comparison.wanted.metrics
+    size, unit = unit_of_bytes(1e9 * max((line.gigabytes for line in comparison.lines), default=0.0))
     columns = [
         *(Column(text, numeric=text not in texts) for text in (*texts, "seeds")),
         *(column for metric in metrics for column in _columns(metric)),
-        *map(Column, ("GB sent", "wall time (s)")),
+        *map(Column, (f"{unit} sent", "wall time (s)")),
     ]
-    rows = [_cells(line, metrics) for line in comparison.lines]
+    rows = [_cells(line, metrics, size) for line in comparison.lines]
     shown = [place for place in range(len(columns)) if any(row[place].text != NO_NUMBER for row in rows)]
     return Table(
         "comparison-table",
@@ -158,7 +159,8 @@ def _plain(metric: Metric) -> str:
     return metric.heading.removesuffix(" %") if metric.by_client else metric.heading
 
 
-def _cells(line: Line, metrics: Sequence[Metric]) -> list[Cell]:
+def _cells(line: Line, metrics: Sequence[Metric], size: float = 1e9) -> list[Cell]:
+    """Returns a line of the table; what was sent is in units of ``size`` bytes."""
     dagger = "" if line.finished else " †"
     return [
         Cell(f"{line.method}{dagger}"),
@@ -166,7 +168,7 @@ def _cells(line: Line, metrics: Sequence[Metric]) -> list[Cell]:
         Cell(line.clients, line.evaluated),
         number(line.seeds, 0),
         *(cell for metric in metrics for cell in _numbers(line, metric)),
-        number(line.gigabytes, 3),
+        number(1e9 * line.gigabytes / size, 1 if size < 1e9 else 3),
         number(float("nan") if line.seconds is None else line.seconds, 1),
     ]
 

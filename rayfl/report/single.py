@@ -12,7 +12,7 @@ from rayfl.config.redaction import redact
 from rayfl.metrics import CLASSIFICATION
 from rayfl.report import costs, further, harm
 from rayfl.report.blocks import Block, Cell, Column, Facts, Mark, Page, Paragraph, Section, Table, figures
-from rayfl.report.cells import SEEN_TEST, metric_cell, spread_cell
+from rayfl.report.cells import SEEN_TEST, metric_cell, spread_cell, unit_of_bytes
 from rayfl.report.clients import client_table, clients_section, details_of_clients
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import reliability
@@ -100,9 +100,7 @@ def _extensions(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _bytes(count: int) -> str:
-    factor, unit = next(
-        (f, u) for f, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")) if count >= f or f == 1
-    )
+    factor, unit = unit_of_bytes(count)
     return f"{count / factor:,.1f} {unit}" if factor > 1 else f"{count} bytes"
 
 
