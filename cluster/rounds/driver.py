@@ -131,7 +131,8 @@ class Driver:
             self._record("selected", "received", self._evaluate(progress, False, cohort), progress)
         final = progress.rounds_completed == self._config.train.rounds
         if final or progress.rounds_completed % evaluation.every == 0:
-            self._record("all", "received", self._evaluate(progress, final, official=True), progress)
+            some = self._parts.evaluated(progress.rounds_completed)
+            self._record("all", "received", self._evaluate(progress, final, some, official=True), progress)
             if self._parts.num_unseen:
                 self._record(
                     "unseen", "received", self._evaluate(progress, final, newcomers=True, official=True), progress

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,12 +241,25 @@ def _run(config: ExperimentConfig, name: str, path: Path, public: int) -> Traffi
         "cluster": {"backend": "inline"},
         "tracking": {"tensorboard": False},
     }
-    result = rayfl.run(settings)
+    with _without_remarks():
+        result = rayfl.run(settings)
     rows = result.clients.filter((pc.field("cohort") == "selected") & (pc.field("round") == _ROUNDS)).to_pylist()
     models = CommittedModels(open_run(str(folder), Experiment))
     state = max(_bytes(models.state(client)) for client in range(_CLIENTS))
     down, up = (max((int(row[column]) for row in rows), default=0) for column in ("bytes_down", "bytes_up"))
     return Traffic(name, down, up, state)
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Leaves out warnings about made-up runs: that they are too short for a method's later phases, say."""
+    log = logging.getLogger("rayfl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _short(name: str) -> dict[str, int]:

@@ -27,6 +27,7 @@ ADDED: Mapping[str, Any] = {
     "dataset.vocabulary": None,
     "engine.capture": False,
     "engine.compile": False,
+    "evaluation.clients": "all",
     "evaluation.official_personalized": False,
     "evaluation.unseen_clients": 0.0,
     "evaluation.unseen_epochs": None,

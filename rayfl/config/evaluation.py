@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +16,11 @@ class EvaluationConfig(BaseModel):
         10,
         ge=1,
         description="rounds between evaluations of all clients; there is one after the last round, too",
+    )
+    clients: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        "all",
+        description="clients that are scored in evaluations before the last, drawn by the seed anew for each of them; "
+        "all: every client. After the last round every client is scored in any case",
     )
     cohort_every: int = Field(
         1,

@@ -181,6 +181,17 @@ class Parts:
         clients, size = self.num_clients, self.context.cohort_size
         return sorted(int(c) for c in generator.choice(clients, size=size, replace=False))
 
+    def evaluated(self, rounds_completed: int) -> list[int] | None:
+        """Returns the clients that are scored after so many rounds, ascending; None for all of them.
+
+        They are the same for every method.
+        """
+        size = self.config.evaluation.clients
+        if size == "all" or rounds_completed == self.config.train.rounds:
+            return None
+        drawn = self.streams.generator("evaluated", rounds_completed).choice(self.num_clients, size=size, replace=False)
+        return sorted(int(client) for client in drawn)
+
     @cached_property
     def devices(self) -> list[Device]:
         """The clients' simulated devices; empty without a simulated system.
@@ -222,10 +233,14 @@ class Parts:
         Raises:
             RayflError: naming the field, file or model and the fix.
         """
-        wanted, available = self.config.train.clients_per_round, self.num_clients
-        if wanted != "all" and wanted > available:
-            held = f": {self.num_unseen} are held out (evaluation.unseen_clients)" if self.num_unseen else ""
-            raise ConfigError(f"train.clients_per_round is {wanted}, but there are only {available} clients{held}")
+        available = self.num_clients
+        for option, wanted in {
+            "train.clients_per_round": self.config.train.clients_per_round,
+            "evaluation.clients": self.config.evaluation.clients,
+        }.items():
+            if wanted != "all" and wanted > available:
+                held = f": {self.num_unseen} are held out (evaluation.unseen_clients)" if self.num_unseen else ""
+                raise ConfigError(f"{option} is {wanted}, but there are only {available} clients{held}")
         algorithm = self.config.algorithm
         if len(self.task.candidates) > 1 and not algorithm.mixes_architectures:
             raise ConfigError(

@@ -16,7 +16,7 @@ from rayfl.report.cells import metric_cell, unit_of_bytes
 from rayfl.report.charts import Axis, Chart, Series
 from rayfl.report.drawing import Drawing, table_of
 from rayfl.report.grouping import Group, shown_model
-from rayfl.report.rows import Curve, curve, evaluated, main_keys, shown_key
+from rayfl.report.rows import Curve, curve, drawn, evaluated, main_keys, shown_key
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.loading import Run
@@ -43,7 +43,7 @@ def progress_of_models(run: Run) -> list[Drawing | Table]:
         lines = [(label, one) for label, one in curves if one is not None]
         if lines:
             title = f"{_title(metric)} of {'the clients' if everybody else who}"
-            what = f"Mean {metric.label} on {run.measured.split} samples over {who}."
+            what = f"Mean {metric.label} on {run.measured.split} samples over {who}.{drawn(run)}"
             name = _file(metric) if everybody else f"cohort-{_file(metric)}"
             found.append(_shown(name, title, what, metric, lines, "clients"))
     return found
@@ -63,7 +63,7 @@ def progress_of_groups(groups: Sequence[Group]) -> list[Drawing | Table]:
             what = (
                 f"Mean {metric.label} on {measured.split} samples over {_clients(lines)}{measured.when}, of "
                 f"{shown_model(groups)}. With several seeds: the mean over them, and a band of one sample standard "
-                "deviation."
+                f"deviation.{drawn(groups[0].runs[0])}"
             )
             found.append(_shown(_file(metric), f"{_title(metric)} of the methods", what, metric, lines, "seeds"))
     return found

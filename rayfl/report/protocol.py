@@ -33,7 +33,7 @@ def caption(comparison: Comparison) -> str:
     lines = comparison.lines
     rounds = sorted({line.rounds for line in lines})
     after = f"after round {rounds[0]}" if len(rounds) == 1 else f"after {rounds[0]} to {rounds[-1]} rounds"
-    some = "the clients that have any" if any(" of " in line.clients for line in lines) else "all clients"
+    some = "the clients that were scored" if any(" of " in line.clients for line in lines) else "all clients"
     measured = comparison.measured
     whose = some if measured.cohort == "all" else measured.whose
     return (

@@ -134,6 +134,14 @@ def evaluated(run: Run) -> str:
     return f"{'all ' if count == run.measured_clients else ''}{of_clients(count, run.measured_clients)} clients{held}"
 
 
+def drawn(run: Run) -> str:
+    """Returns in words of whom earlier evaluations were (``evaluation.clients``); empty where of all clients."""
+    size = (run.content.get("evaluation") or {}).get("clients", "all")
+    if size == "all" or run.measured.cohort != "all":
+        return ""
+    return f" Evaluations before the last round are of {size} clients, drawn for each of them."
+
+
 def main_keys(run: Run) -> list[RowKey]:
     """Returns the rows with a curve, the personalized model last; of a sweep its choice and its local end."""
     rows = run.rounds.filter(run.measured.rows).select(["model", "selected_on"])

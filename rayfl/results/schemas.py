@@ -57,8 +57,9 @@ CLIENTS_SCHEMA = pa.schema(
 )
 """One row per round, client, split, cohort, phase and model.
 
-``round`` counts completed rounds. ``cohort`` is ``all`` (every client that may train is evaluated), ``selected`` (the
-clients sampled in this round) or ``unseen`` (the clients that are held out from training, which have the last numbers).
+``round`` counts completed rounds. ``cohort`` is ``all`` (every client that may train is evaluated, or before the last
+round those that ``evaluation.clients`` draws of them), ``selected`` (the clients sampled in this round) or ``unseen``
+(the clients that are held out from training, which have the last numbers).
 ``phase`` is ``received`` (models as they are before local training) or ``trained`` (right
 after the client's local training). The metrics are those of the client's whole split; a task that has others than the
 five adds their columns (:func:`schema_of`), null where one is undefined for the client. Bytes are those of the

@@ -65,7 +65,7 @@ def listed_clients(
     models = where(table, round=chosen)["model"].unique().to_pylist()
     if not models:
         shown = ", ".join(map(str, sorted(table["round"].unique().to_pylist())))
-        raise RunError(f"{run.uri}: all clients were evaluated after rounds {shown}, not after {chosen}")
+        raise RunError(f"{run.uri}: clients were evaluated after rounds {shown}, not after {chosen}")
     name = named_model(run, model, models, chosen, cohort)
     if name not in models:
         raise RunError(f"{run.uri} has no model {name!r} after round {chosen}; there are: {', '.join(models)}")

@@ -97,3 +97,9 @@ def test_unknown_methods_are_named() -> None:
         shown("model=two_nn", "dataset=mnist", "--methods", "fedavq")
     with pytest.raises(ConfigError, match="--methods is for models"):
         shown("quickstart", "--methods", "fedavg")
+
+
+def test_nothing_is_remarked_about_runs_that_are_made_up_to_count(caplog: pytest.LogCaptureFixture) -> None:
+    """Two rounds are too short for a point of the simplex, which is no news about the model."""
+    assert "floco" in shown("model={name: two_nn, hidden: [20]}", "dataset=mnist", "--methods", "floco")
+    assert not caplog.records

@@ -1,0 +1,93 @@
+"""Evaluations of some of the clients before the last round, and of all after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rayfl
+from algorithms.registry import METHODS, Experiment
+from rayfl.config.loading import load_config
+from rayfl.errors import ConfigError
+from rayfl.experiment.parts import Parts
+from rayfl.experiment.result import Result
+from rayfl.report.curves import progress_of_models
+from rayfl.report.drawing import Drawing
+from rayfl.runs.finding import load_run
+from rayfl.runs.rows import where
+
+CLIENTS = 12
+
+
+def experiment(folder: Path, name: str = "run", method: str = "fedper", **changes: Any) -> dict[str, Any]:
+    """Twelve clients of digits for three rounds, five of them scored after the first two."""
+    return {
+        "name": name,
+        "storage_path": str(folder),
+        "dataset": {"name": "digits"},
+        "partition": {"name": "classes", "num_clients": CLIENTS, "classes_per_client": 2},
+        "model": {"name": "two_nn", "hidden": [8]},
+        "algorithm": {"name": method},
+        "train": {"rounds": 3, "clients_per_round": 4, "local_epochs": 1, "lr": 0.1, "batch_size": 16},
+        "evaluation": {"every": 1, "clients": 5},
+        "tracking": {"tensorboard": False},
+        "cluster": {"backend": "inline"},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return rayfl.run(experiment(tmp_path_factory.mktemp("runs")))
+
+
+def evaluated(run: Result, round: int) -> set[int]:
+    return set(where(run.clients, cohort="all", split="test", round=round)["client"].to_pylist())
+
+
+def test_only_the_last_evaluation_is_of_all_clients(run: Result) -> None:
+    rows = where(run.rounds, cohort="all", split="test", model="personalized").to_pylist()
+    assert [(row["round"], row["clients"]) for row in rows] == [(1, 5), (2, 5), (3, CLIENTS)]
+    for row in rows:
+        own = where(run.clients, cohort="all", split="test", round=row["round"], model="personalized")
+        assert row["top1"] == pytest.approx(np.mean(own["top1"].to_pylist()))
+    assert evaluated(run, 1) != evaluated(run, 2), "drawn anew"
+
+
+def test_the_seed_draws_them_the_same_for_every_method(run: Result, tmp_path: Path) -> None:
+    other = rayfl.run(experiment(tmp_path, method="fedavg"))
+    assert [evaluated(other, round) for round in (1, 2)] == [evaluated(run, round) for round in (1, 2)]
+    parts = Parts(load_config(Experiment, experiment(tmp_path, seed=1), {}))
+    assert parts.evaluated(1) != sorted(evaluated(run, 1))
+
+
+def test_training_and_the_final_rows_do_not_depend_on_it(run: Result, tmp_path: Path) -> None:
+    everybody = rayfl.run(experiment(tmp_path, evaluation={"every": 1}))
+    assert where(everybody.clients, round=3).equals(where(run.clients, round=3))
+    for round in (1, 2):
+        drawn = sorted(evaluated(run, round))
+        rows = where(everybody.clients, round=round, cohort="all").to_pylist()
+        assert where(run.clients, round=round, cohort="all").to_pylist() == [r for r in rows if r["client"] in drawn]
+
+
+def test_reports_say_how_many_clients_a_curve_is_of(run: Result) -> None:
+    shown = progress_of_models(load_run(str(run.path), METHODS))[0]
+    assert isinstance(shown, Drawing)
+    assert "over all 12 clients. Evaluations before the last round are of 5 clients" in shown.caption
+    assert shown.data["clients"].to_pylist()[:3] == [5, 5, CLIENTS]
+
+
+def test_the_fingerprint_counts_it_only_where_it_says_something(tmp_path: Path) -> None:
+    plain = {**experiment(tmp_path), "evaluation": {}}
+    everybody, some = load_config(Experiment, plain, {}), load_config(Experiment, plain, {"evaluation.clients": 5})
+    assert "clients" not in everybody.identity()["evaluation"]
+    assert everybody.fingerprint() != some.fingerprint()
+
+
+def test_more_clients_than_there_are_is_refused(tmp_path: Path) -> None:
+    parts = Parts(load_config(Experiment, experiment(tmp_path, evaluation={"clients": 13}), {}))
+    with pytest.raises(ConfigError, match=r"evaluation\.clients is 13, but there are only 12 clients"):
+        parts.check()
