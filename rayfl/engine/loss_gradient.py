@@ -25,21 +25,33 @@ class LossGradient:
         task: has the network and the loss.
         model: its tensors, which are read at every call.
         into: by parameter, the tensor for its gradient; other parameters are constants.
+        apart: by further parameter, the name under which its gradient is left, as autograd made it; for no MLP.
+        left: where these gradients are left, as vectors.
     """
 
-    def __init__(self, task: Any, model: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        task: Any,
+        model: Mapping[str, Tensor],
+        into: Mapping[str, Tensor],
+        apart: Mapping[str, str],
+        left: dict[str, Tensor],
+    ) -> None:
+        self._apart, self._left = tuple(apart.values()), left
         layers = layers_of(task, model)
         buffers: Any = None if layers is None else task.chain({name: into.get(name) for name in model})
         self._manual = None if layers is None else MlpGradients(layers, buffers)
-        self._variables = {name: model[name].detach().requires_grad_() for name in into}
+        self._variables = {name: model[name].detach().requires_grad_() for name in (*apart, *into)}
         self._task, self._model, self._buffers = task, {**model, **self._variables}, list(into.values())
 
     def compute(self, batch: Batch) -> None:
-        """Computes the gradient on a mini-batch and writes it to ``into``."""
+        """Computes the gradient on a mini-batch, and writes it to ``into`` or leaves it in ``left``."""
         if self._manual is not None:
             self._manual.compute(batch.x, batch.y)
             return
         with torch.enable_grad():
             loss = self._task.loss(self._model, batch)
             made = torch.autograd.grad(loss, list(self._variables.values()), materialize_grads=True)
-        torch._foreach_copy_(self._buffers, made)
+        self._left.update(zip(self._apart, (gradient.reshape(-1) for gradient in made), strict=False))
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, made[len(self._apart) :])

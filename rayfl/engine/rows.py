@@ -58,19 +58,41 @@ def _before(one: Vector, other: Vector) -> bool:
     return one.home == other.home and one.start + one.size == other.start
 
 
-def pieces(row: Row, flats: Mapping[str, Tensor]) -> Iterator[tuple[int, Operation]]:
-    """Yields each block's offset in the row's last buffer, and its operation."""
+def pieces(row: Row, flats: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> Iterator[tuple[int, Operation]]:
+    """Yields each block's offset in the row's last buffer, and its operation.
+
+    Args:
+        row: the vectors and what is done with them.
+        flats: the buffers by name.
+        left: by name, vectors that are other tensors in each step; their padding may be missing. What is in neither is
+            scratch, or in ``left`` once a step runs.
+    """
     size = row.vectors[0].size
     like = flats[row.vectors[0].home]
-    most = PIECE if like.device.type == "cpu" else max(size, 1)
-    scratch = {home: like.new_empty(min(most, size)) for home, *_ in row.vectors if home.startswith(SCRATCH)}
+    most = max(size, 1) if like.device.type != "cpu" or _reads_once(row.operation) else PIECE
+    scratch = {home: like.new_empty(min(most, size)) for home, *_ in row.vectors if home not in flats}
     for begin in range(0, size, most):
         stop = min(begin + most, size)
         views = [
             scratch[home][: stop - begin] if home in scratch else flats[home][start + begin : start + stop]
             for home, start, _ in row.vectors
         ]
-        yield row.vectors[-1].start + begin, row.operation(views)
+        run = row.operation(views)
+        for (home, start, _), view in zip(row.vectors, views, strict=True):
+            if home in scratch and not home.startswith(SCRATCH):
+                run = partial(_fetched, left, home, start + begin, view, run)
+        yield row.vectors[-1].start + begin, run
+
+
+def _fetched(
+    left: Mapping[str, Tensor], home: str, start: int, view: Tensor, run: Operation, values: Sequence[float]
+) -> None:
+    """Runs an operation on a copy of a part of a vector, which stays in the cache; its padding is zeros."""
+    part = left[home][start : start + len(view)]
+    if len(part) < len(view):
+        view.zero_()
+    view[: len(part)].copy_(part)
+    run(values)
 
 
 class Source(NamedTuple):
@@ -155,6 +177,14 @@ class Update(NamedTuple):
         vector, rule, key, gradient, _ = target
         moved, *slots = ([view] for view in views[vector : vector + 1 + len(rule.slots)])
         return partial(rule.step, moved, [views[gradient.to]], slots, self.steps[key])
+
+
+def _reads_once(operation: Any) -> bool:
+    """Returns whether an operation is one call that reads every vector once: pieces would only be more calls."""
+    if not isinstance(operation, Update):
+        return False
+    (_, rule, _, gradient, _), *others = operation.targets
+    return not others and rule.bounds is None and [source.vector for source in gradient.sources] == [gradient.to]
 
 
 def _move(targets: Sequence[tuple[Target, Operation, Callable[[float], None]]], values: Sequence[float]) -> None:

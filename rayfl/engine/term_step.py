@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.flat import Layout
-from rayfl.engine.loss_gradient import LossGradient
+from rayfl.engine.loss_gradient import LossGradient, layers_of
 from rayfl.engine.numbers import Factor, Read, evaluated, is_measured, measured
 from rayfl.engine.optimizers import key_of
 from rayfl.engine.pairs import Slopes
 from rayfl.engine.points import Constant, Scope, Share, bare
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.rows import (
+    PIECE,
     SCRATCH,
     Combination,
     Operation,
@@ -56,6 +57,7 @@ class StepOnTerms:
         self._scope = Scope(memory.tree, task, request.frozen, request.draws)
         self._factors: dict[tuple[Factor, int | None], int] = {}
         self._known: list[Any] = []
+        self._left: dict[str, Tensor] = {}
         self._losses: list[LossGradient] = []
         self._measures: dict[str, tuple[Callable[..., Slopes], Products]] = {}
         self._rows_of: dict[str, int] = {}
@@ -73,10 +75,10 @@ class StepOnTerms:
         for penalty in others:
             before += self._penalty(*penalty)
         for row in merged(before):
-            ready += pieces(row, self._flats)
+            ready += pieces(row, self._flats, self._left)
         self._before = [run for _, run in sorted(ready, key=lambda piece: piece[0])]
         for row in merged(self._updates()):
-            self._after += [run for _, run in pieces(row, self._flats)]
+            self._after += [run for _, run in pieces(row, self._flats, self._left)]
 
     @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:
@@ -91,6 +93,7 @@ class StepOnTerms:
             loss.compute(batch)
         for update in self._after:
             update(values)
+        self._left.clear()
 
     def _settle(self, values: list[Any], number: int, name: str, slopes: Slopes) -> None:
         """Fills in the coefficients that depend on measured inner products."""
@@ -107,7 +110,11 @@ class StepOnTerms:
         tensors = {name: self._tensor(parts[0]) for name, parts in shares.items()}
         made = {name: tensor for name, tensor in tensors.items() if not _is_tensor(shares[name])}
         model = {**term.at.base(self._scope), **tensors, **self._new(f"mixed.{number}", made)}
-        room, into = self._new(f"gradient.{number}", tensors), {}
+        apart = {name: f"gradient.{number}.{name}" for name in self._large(tensors, model)}
+        for name, home in apart.items():
+            self._layouts[home] = Layout.of({name: tensors[name]})
+        gathered = {name: tensor for name, tensor in tensors.items() if name not in apart}
+        room, into, left = self._new(f"gradient.{number}", gathered), dict[str, Tensor](), dict[str, str]()
         for name, parts in shares.items():
             if name in made:
                 sources = tuple(
@@ -117,10 +124,20 @@ class StepOnTerms:
                 yield Row(Combination(0, sources), vectors)
             for part in filter(self._moves, parts):
                 self._rows_of |= {} if part.row is None else {_path(part): len(self._whole(part))}
-                self._add(part, self._in(f"gradient.{number}", name), factor, part.coefficient, part.group)
-                into[name] = room[name]
-        if into:
-            self._losses.append(LossGradient(self._scope.task, model, into))
+                gradient = self._in(apart.get(name, f"gradient.{number}"), name)
+                self._add(part, gradient, factor, part.coefficient, part.group)
+                if name in apart:
+                    left[name] = apart[name]
+                else:
+                    into[name] = room[name]
+        if into or left:
+            self._losses.append(LossGradient(self._scope.task, model, into, left, self._left))
+
+    def _large(self, tensors: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[str]:
+        """Returns the parameters whose gradients are read where autograd puts them: to copy these would take long."""
+        if self._flats[MOVED].device.type != "cpu" or layers_of(self._scope.task, model) is not None:
+            return []
+        return [name for name, tensor in tensors.items() if tensor.numel() > PIECE]
 
     def _penalty(self, number: str, factor: Factor, term: Penalty) -> Iterator[Row]:
         """Adds a penalty: both gradients, each a combination of its two vectors; measures inner products if needed."""

@@ -13,11 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rayfl.engine import looped
+from rayfl.engine import looped, rows, term_step
 from rayfl.engine.classification import Classification
 from rayfl.engine.numbers import Factor
 from rayfl.engine.optimizers import OptimizerState, ParameterGroup, Rule
 from rayfl.engine.points import TRAINED, line
+from rayfl.engine.rows import PIECE
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.term_step import StepOnTerms
 from rayfl.engine.terms import (
@@ -35,7 +36,7 @@ from rayfl.engine.terms import (
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
-from rayfl.params import Tree
+from rayfl.params import Tree, leaves
 from tests.support import plain
 from tests.support.problems import CPU, Normalized, examples, request
 from tests.support.toy_networks import DoubleNetwork, TwoLayers
@@ -138,12 +139,17 @@ def assert_the_same(objective: Sum, name: str, rule: Rule, groups: Any, **option
 
 
 @settings(deadline=None, max_examples=60)
-@given(SUMS, st.sampled_from(list(NETWORKS)), st.sampled_from(RULES), st.sampled_from(GROUPS))
-def test_a_sum_is_read_as_it_is_called(objective: Sum, name: str, rule: Rule, groups: Any) -> None:
+@given(
+    SUMS, st.sampled_from(list(NETWORKS)), st.sampled_from(RULES), st.sampled_from(GROUPS), st.sampled_from([PIECE, 16])
+)
+def test_a_sum_is_read_as_it_is_called(objective: Sum, name: str, rule: Rule, groups: Any, piece: int) -> None:
     assert objective.readable
     # Adam makes much of round-off where a gradient is zero, as a bias's before a batch normalization is.
     assume(name != "normalized" or (rule.optimizer == "sgd" and groups != GROUPS[2]))
-    assert_the_same(objective, name, rule, groups)
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (rows, term_step):
+            patched.setattr(module, "PIECE", piece)
+        assert_the_same(objective, name, rule, groups)
 
 
 @settings(deadline=None, max_examples=10)
@@ -156,6 +162,7 @@ def test_a_sum_with_a_function_is_called(objective: Sum, name: str, rule: Rule) 
 
 
 BOTH = loss("a") + loss("b")
+PULLED = loss("a") + 0.3 * squared_distance("a", "c")
 CASES: dict[str, Sum] = {
     "as it moves what another reads": squared_distance("b", constant("a")) + squared_distance(TRAINED, "whole") / 2,
     "as another moves what it reads": squared_distance("a", constant("b")) + squared_distance(TRAINED, "whole") / 2,
@@ -243,3 +250,25 @@ def test_kept_momenta_go_on_where_they_were(nested: bool, clip: float | None, ru
         start = looped.train(replace(piece, trainable=start, optimizer_state=kept), task, CPU)
         stored = kept.stored()
     assert_close(start, plain.train(whole, task, CPU), 1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES[:4], ids=str)
+@pytest.mark.parametrize("objective", [PULLED, CASES["losses at one model"], CASES["some layers"]])
+def test_no_bit_depends_on_where_a_gradient_is_read(
+    objective: Sum, rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of large parameters are read where autograd puts them, without the padding of buffers."""
+    task = Classification(NETWORKS["by autograd"])
+    update = replace(update_of(task.network, objective), rule=rule)
+    whole = looped.train(update, task, CPU)
+    for module in (rows, term_step):
+        monkeypatch.setattr(module, "PIECE", 16)
+    in_pieces = dict(leaves(looped.train(update, task, CPU)))
+    assert all(torch.equal(leaf, in_pieces[path]) for path, leaf in leaves(whole))
+
+
+def test_padding_of_such_gradients_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms and inner products are those of whole buffers."""
+    for module in (rows, term_step):
+        monkeypatch.setattr(module, "PIECE", 16)
+    assert_the_same(BOTH + 5 * squared_cosine("a", "b"), "by autograd", RULES[1], ())
