@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rayfl.engine.classification import Classification
@@ -22,7 +24,17 @@ from rayfl.metrics.language import IGNORED
 from rayfl.models.pretrained import output_layer
 from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
 from rayfl.models.pretrained.network import AdaptedNetwork
-from tests.support.bases import NEXT, inputs, language_network, network, passes_of_networks, texts, trained
+from tests.support.bases import (
+    NEXT,
+    inputs,
+    language_network,
+    language_section,
+    network,
+    passes_of_networks,
+    texts,
+    trained,
+    write_base,
+)
 
 HALVES = torch.tensor([[0.5, 0.5]])
 POINTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -121,15 +133,31 @@ def test_a_pass_has_no_more_rows_than_it_may(rows: int | None, most: int) -> Non
     assert_close(asked, found, task, {f"lambda={c}" for c in POINTS})
 
 
-def test_parts_are_summed_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float64 logits are the same however many rows are multiplied at a time, and so must be statistics."""
-    net = language_network("llama")
-    net.compute_in(torch.float64)
+def assert_parts_agree(net: AdaptedNetwork, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """However many rows of logits are computed at a time, statistics are the same."""
     task, examples = LanguageModel(net, (), NEXT), Examples(*texts(9, 5))
-    one, other = ({n: leaf.double() for n, leaf in trained(net, k, 0.5).items()} for k in (0, 1))
+    one, other = ({n: leaf.to(dtype) for n, leaf in trained(net, k, 0.5).items()} for k in (0, 1))
     predictors = {"one": Predictor.of(one), "mean": Predictor.of(one, other)}
     whole = evaluate(predictors, examples, task, 4)
     for rows in (1, 5):
         monkeypatch.setattr(output_layer, "LOGITS", rows * net.head_shape[0])
         for name, found in evaluate(predictors, examples, task, 4).items():
             np.testing.assert_allclose(found.vector, whole[name].vector, rtol=1e-12, atol=0)
+
+
+def test_parts_are_summed_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 logits are nearly the same however many rows are multiplied at a time, and so must be statistics."""
+    net = language_network("llama")
+    net.compute_in(torch.float64)
+    assert_parts_agree(net, monkeypatch, torch.float64)
+
+
+def test_parts_agree_in_float32_where_products_are_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each logit is one number that the output layer reads, so that multiplying rounds nothing."""
+    file = write_base("llama", tmp_path / "base", causal=True) / "model.safetensors"
+    tensors = load_file(file)
+    vocabulary, width = tensors["lm_head.weight"].shape
+    tensors["lm_head.weight"] = torch.eye(width).repeat(2, 1)[:vocabulary]
+    save_file(tensors, file, {"format": "pt"})
+    net = language_section("llama", folder=str(file.parent)).network(NEXT)
+    assert_parts_agree(net, monkeypatch, torch.float32)
