@@ -36,7 +36,7 @@ def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
     memory = TrainingBuffers(request, Layout.of(request.trainable, moved), device)
     lent = WriteGuard(request.frozen or {}, recorded_names(task))
     take = step_of(request, task, memory)
-    with seeded(request.seed ^ request.begun, task, device):
+    with seeded(request.seed ^ request.begun, task, device), torch.no_grad():
         keys = step_keys([request], request.plan.steps, task, device)
         for number, batch in enumerate(_batches(request, device, trimmer_of(task))):
             if keys is not None:

@@ -18,7 +18,7 @@ from rayfl.engine.training_buffers import MOVED, TrainingBuffers
 from rayfl.params import leaves, map_leaves
 
 Step = Callable[[Batch, int], None]
-"""Takes a mini-batch and the number of the step, and moves the parameters."""
+"""Takes a mini-batch and the number of the step, and moves the parameters; autograd is off where it is called."""
 
 
 def step_of(request: TrainRequest, task: Task, memory: TrainingBuffers) -> Step:
@@ -68,9 +68,9 @@ class _ByAutograd:
     def take(self, batch: Batch, number: int) -> None:
         """Updates the parameters by a step on one mini-batch."""
         request, draw = self._request, None if self._draws is None else draw_of_step(self._draws, number)
-        value = request.objective(self._memory.tree, batch, self._task, request.frozen, draw)
+        with torch.enable_grad():
+            value = request.objective(self._memory.tree, batch, self._task, request.frozen, draw)
         # zero gradients for unused parameters, as under vmap
         gradients = list(torch.autograd.grad(value, self._variables, materialize_grads=True))
-        with torch.no_grad():
-            self._memory.begin()
-            self._move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
+        self._memory.begin()
+        self._move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rayfl.engine.flat import Layout
@@ -80,9 +79,8 @@ class StepOnTerms:
         for row in merged(self._updates()):
             self._after += [run for _, run in pieces(row, self._flats, self._left)]
 
-    @torch.no_grad()
     def take(self, batch: Batch, number: int) -> None:
-        """Updates the parameters by a step on one mini-batch."""
+        """Updates the parameters by a step on one mini-batch. No autograd graph may be recorded."""
         self._memory.begin()
         values = [known[number] if isinstance(known, list) else known for known in self._known]
         for prepare in self._before:
