@@ -69,8 +69,10 @@ def pieces(row: Row, flats: Mapping[str, Tensor], left: Mapping[str, Tensor]) ->
     """
     size = row.vectors[0].size
     like = flats[row.vectors[0].home]
-    most = max(size, 1) if like.device.type != "cpu" or _reads_once(row.operation) else PIECE
-    scratch = {home: like.new_empty(min(most, size)) for home, *_ in row.vectors if home not in flats}
+    elsewhere = [home for home, *_ in row.vectors if home not in flats]
+    whole = like.device.type != "cpu" or (not elsewhere and _reads_once(row.operation))
+    most = max(size, 1) if whole else PIECE
+    scratch = {home: like.new_empty(min(most, size)) for home in elsewhere}
     for begin in range(0, size, most):
         stop = min(begin + most, size)
         views = [
