@@ -18,25 +18,15 @@ from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import Drawing
 from rayfl.runs.finding import load_run
 from rayfl.runs.rows import where
+from tests.cluster.rounds.test_unseen_clients import experiment as twelve_clients
 
 CLIENTS = 12
 
 
 def experiment(folder: Path, name: str = "run", method: str = "fedper", **changes: Any) -> dict[str, Any]:
     """Twelve clients of digits for three rounds, five of them scored after the first two."""
-    return {
-        "name": name,
-        "storage_path": str(folder),
-        "dataset": {"name": "digits"},
-        "partition": {"name": "classes", "num_clients": CLIENTS, "classes_per_client": 2},
-        "model": {"name": "two_nn", "hidden": [8]},
-        "algorithm": {"name": method},
-        "train": {"rounds": 3, "clients_per_round": 4, "local_epochs": 1, "lr": 0.1, "batch_size": 16},
-        "evaluation": {"every": 1, "clients": 5},
-        "tracking": {"tensorboard": False},
-        "cluster": {"backend": "inline"},
-        **changes,
-    }
+    content = twelve_clients(folder, name, method, **{"evaluation": {"every": 1, "clients": 5}, **changes})
+    return {**content, "train": {**content["train"], "rounds": 3}}
 
 
 @pytest.fixture(scope="module")
