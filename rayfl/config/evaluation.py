@@ -19,7 +19,7 @@ class EvaluationConfig(BaseModel):
     )
     clients: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         "all",
-        description="clients that are scored in evaluations before the last, drawn by the seed anew for each of them; "
+        description="clients that are scored in evaluations before the last, drawn by the seed for each of them; "
         "all: every client. After the last round every client is scored in any case",
     )
     cohort_every: int = Field(

@@ -53,6 +53,17 @@ def check_evaluated(config: ExperimentConfig, sizes: np.ndarray) -> None:
         _log.warning("no client has a validation sample (%s): there will be no such rows%s", holdout, why)
 
 
+def check_drawn(config: ExperimentConfig) -> None:
+    """Says that clients are drawn for no evaluation, where the last is the only one."""
+    evaluation, rounds = config.evaluation, config.train.rounds
+    if evaluation.clients != "all" and evaluation.every >= rounds:
+        _log.warning(
+            "evaluation.clients=%s: it is about evaluations before the last, and there is none "
+            "(evaluation.every=%d, train.rounds=%d); the last is of all clients",
+            evaluation.clients, evaluation.every, rounds,
+        )  # fmt: skip
+
+
 def check_unseen(config: ExperimentConfig) -> None:
     """Refuses clients that are held out where the method has nothing for newcomers, and epochs that nobody trains.
 

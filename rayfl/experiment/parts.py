@@ -32,6 +32,7 @@ from rayfl.experiment.checks import (
 )
 from rayfl.experiment.copies import copy_of
 from rayfl.experiment.evaluated import (
+    check_drawn,
     check_evaluated,
     check_newcomers,
     check_official_personalized,
@@ -182,9 +183,9 @@ class Parts:
         return sorted(int(c) for c in generator.choice(clients, size=size, replace=False))
 
     def evaluated(self, rounds_completed: int) -> list[int] | None:
-        """Returns the clients that are scored after so many rounds, ascending; None for all of them.
+        """Returns the clients that are scored after a number of rounds, ascending; the same for every method.
 
-        They are the same for every method.
+        None stands for all clients.
         """
         size = self.config.evaluation.clients
         if size == "all" or rounds_completed == self.config.train.rounds:
@@ -255,6 +256,7 @@ class Parts:
         algorithm.check(self.task, self.context)
         if self.config.train.private_norm != "none":
             check_private_norm(self.config, self.task, self.context)
+        check_drawn(self.config)
         if self.config.evaluation.official_test:
             check_official_test(algorithm, self.initial_server(), self.task, self.context)
         if self.config.evaluation.official_personalized:

@@ -43,7 +43,7 @@ def progress_of_models(run: Run) -> list[Drawing | Table]:
         lines = [(label, one) for label, one in curves if one is not None]
         if lines:
             title = f"{_title(metric)} of {'the clients' if everybody else who}"
-            what = f"Mean {metric.label} on {run.measured.split} samples over {who}.{drawn(run)}"
+            what = f"Mean {metric.label} on {run.measured.split} samples over {who}.{drawn([run])}"
             name = _file(metric) if everybody else f"cohort-{_file(metric)}"
             found.append(_shown(name, title, what, metric, lines, "clients"))
     return found
@@ -63,7 +63,7 @@ def progress_of_groups(groups: Sequence[Group]) -> list[Drawing | Table]:
             what = (
                 f"Mean {metric.label} on {measured.split} samples over {_clients(lines)}{measured.when}, of "
                 f"{shown_model(groups)}. With several seeds: the mean over them, and a band of one sample standard "
-                f"deviation.{drawn(groups[0].runs[0])}"
+                f"deviation.{drawn(run for group in groups for run in group.runs)}"
             )
             found.append(_shown(_file(metric), f"{_title(metric)} of the methods", what, metric, lines, "seeds"))
     return found

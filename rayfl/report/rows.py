@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -134,12 +134,13 @@ def evaluated(run: Run) -> str:
     return f"{'all ' if count == run.measured_clients else ''}{of_clients(count, run.measured_clients)} clients{held}"
 
 
-def drawn(run: Run) -> str:
+def drawn(runs: Iterable[Run]) -> str:
     """Returns in words of whom earlier evaluations were (``evaluation.clients``); empty where of all clients."""
-    size = (run.content.get("evaluation") or {}).get("clients", "all")
-    if size == "all" or run.measured.cohort != "all":
+    asked = {run.content.get("evaluation", {}).get("clients", "all") for run in runs if run.measured.cohort == "all"}
+    if not asked - {"all"}:
         return ""
-    return f" Evaluations before the last round are of {size} clients, drawn for each of them."
+    sizes = " or ".join(sorted(map(str, asked)))
+    return f" Evaluations before the last round are of {sizes} clients, drawn for each of them."
 
 
 def main_keys(run: Run) -> list[RowKey]:

@@ -16,6 +16,7 @@ from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
 from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import Drawing
+from rayfl.report.rows import drawn
 from rayfl.runs.finding import load_run
 from rayfl.runs.rows import where
 from tests.cluster.rounds.test_unseen_clients import experiment as twelve_clients
@@ -44,7 +45,7 @@ def test_only_the_last_evaluation_is_of_all_clients(run: Result) -> None:
     for row in rows:
         own = where(run.clients, cohort="all", split="test", round=row["round"], model="personalized")
         assert row["top1"] == pytest.approx(np.mean(own["top1"].to_pylist()))
-    assert evaluated(run, 1) != evaluated(run, 2), "drawn anew"
+    assert evaluated(run, 1) != evaluated(run, 2), "others each time"
 
 
 def test_the_seed_draws_them_the_same_for_every_method(run: Result, tmp_path: Path) -> None:
@@ -81,3 +82,19 @@ def test_more_clients_than_there_are_is_refused(tmp_path: Path) -> None:
     parts = Parts(load_config(Experiment, experiment(tmp_path, evaluation={"clients": 13}), {}))
     with pytest.raises(ConfigError, match=r"evaluation\.clients is 13, but there are only 12 clients"):
         parts.check()
+
+
+def test_clients_for_no_evaluation_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content = experiment(tmp_path, evaluation={"clients": 5, "every": 3})
+    Parts(load_config(Experiment, content, {})).check()
+    assert "evaluation.clients=5: it is about evaluations before the last, and there is none" in caplog.text
+    caplog.clear()
+    Parts(load_config(Experiment, content, {"evaluation.every": 2})).check()
+    assert "evaluation.clients" not in caplog.text
+
+
+def test_reports_of_several_runs_say_it_of_all_of_them(run: Result, tmp_path: Path) -> None:
+    one = load_run(str(run.path), METHODS)
+    everybody = load_run(str(rayfl.run(experiment(tmp_path, evaluation={"every": 1})).path), METHODS)
+    assert "of 5 or all clients" in drawn([everybody, one])
+    assert not drawn([everybody])
