@@ -69,8 +69,9 @@ class FedAMP(Algorithm):
 
     and the client trains w_i, from where it was, on
 
-        CE(w_i) + lambda / (2 alpha_t) ||w_i - u_i||^2,    alpha_t = alpha decay^floor(t / every)
+        CE(w_i) + lambda / (2 alpha_t) ||w_i - u_i||^2,    alpha_t = max(alpha decay^floor(t / every), alpha_min)
 
+    A client that trains for the first time has no cloud model yet, and is not pulled.
     With ``heuristic`` (HeurFedAMP) xi_ii is ``self_weight``, and the others share the rest in proportion to
     exp(sigma cos(w_i, w_j)). Without it xi_ij = alpha_t A'(||w_i - w_j||^2) with A'(x) = exp(-x / sigma) / sigma, and
     xi_ii is what is left. Cosines and distances are over all parameters; buffers (running statistics) are mixed with
@@ -103,6 +104,9 @@ class FedAMP(Algorithm):
     alpha: float = setting(1e4, "alpha_0", "step of the mixtures, and divisor of the pull", gt=0)
     alpha_decay: float = setting(0.1, "", "factor on alpha every alpha_every rounds", gt=0, le=1)
     alpha_every: int = setting(30, "", "rounds between two such factors", ge=1, unless={"alpha_decay": (1,)})
+    alpha_min: float = setting(
+        1.0, "", "alpha stays at this from where it would fall below it", gt=0, unless={"alpha_decay": (1,)}
+    )
     sigma: float = setting(25.0, "sigma", "sharpness of the weights (heuristic), or scale of distances", ge=0)
     self_weight: float | None = setting(
         None,
@@ -124,14 +128,27 @@ class FedAMP(Algorithm):
         super().check(task, context)
         if not self.heuristic and self.sigma == 0:
             raise ConfigError("algorithm.sigma divides distances if algorithm.heuristic is false: set it above 0")
+        if self.proximal_form != "half_squared" or context.train.optimizer != "sgd":
+            return
+        for t in range(context.rounds):
+            if (moved := context.train.lr_in(t) * self.pull_in(t)) >= 1:
+                raise ConfigError(
+                    f"from round {t} on, a step's pull would overshoot the cloud model: the learning rate times "
+                    f"algorithm.proximal_weight over alpha is {moved:.3g}, not below 1; raise algorithm.alpha_min or "
+                    "algorithm.alpha_decay, or lower algorithm.proximal_weight or train.lr"
+                )
 
     def alpha_in(self, round: int) -> float:
         """alpha_t of round t (0-indexed)."""
-        return self.alpha * self.alpha_decay ** (round // self.alpha_every)
+        return max(self.alpha * self.alpha_decay ** (round // self.alpha_every), min(self.alpha_min, self.alpha))
+
+    def pull_in(self, round: int) -> float:
+        """lambda / alpha_t."""
+        return self.proximal_weight / self.alpha_in(round)
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         own = server.get("own", {})
-        payloads = {client: {"cloud": server["model"]} for client in cohort}
+        payloads = {client: {"initial": server["model"]} for client in cohort}
         known = [client for client in cohort if str(client) in own]
         for client, row in zip(known, self.weights(known, own, clients.context.round).tolist(), strict=True):
             mixed = weighted_sum(list(own.values()), row)
@@ -153,19 +170,23 @@ class FedAMP(Algorithm):
         distances = torch.stack([(vectors - vectors[place]).square().sum(1) for place in places])
         return attraction(distances, places, self.sigma, self.alpha_in(round), self.clip_self)
 
-    async def local_update(self, client: Client, cloud: Tree) -> Tree:
-        """Trains the personal model near the cloud model; returns its ``parameters`` and, if any, ``buffers``."""
-        start = cloud
+    async def local_update(self, client: Client, cloud: Tree | None = None, initial: Tree | None = None) -> Tree:
+        """Trains the personal model near the cloud model; returns its ``parameters`` and, if any, ``buffers``.
+
+        A client without a cloud model is given the initial one, and trains alone.
+        """
+        received: Any = initial if cloud is None else cloud
+        start = received
         if self.start == "own":
             start = client.state["personal"] if "personal" in client.state else client.initial_model()
-        if self.proximal_weight:
-            reads = {"cloud": cloud, "pull": self.proximal_weight / self.alpha_in(client.round)}
+        if self.proximal_weight and cloud is not None:
+            reads = {"cloud": cloud, "pull": self.pull_in(client.round)}
             trained = await client.train(start, self.objective, frozen=reads)
         else:
             trained = await client.train(start, loss())
         if self.start == "own":
             client.state["personal"] = copy(trained)  # what is sent is the server's
-        client.publish(personalized=Predictor.of(trained), cloud=Predictor.of(cloud))
+        client.publish(personalized=Predictor.of(trained), cloud=Predictor.of(received))
         return separated(trained, client.task.network)
 
     @property
@@ -182,7 +203,7 @@ class FedAMP(Algorithm):
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Trains from the initial model, as every client does at first."""
-        return {"own": joined(await self.local_update(client, server["model"]), server["model"])}
+        return {"own": joined(await self.local_update(client, initial=server["model"]), server["model"])}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         return {"personalized": Predictor.of(server.get("own") or server["model"])}

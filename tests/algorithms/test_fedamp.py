@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from algorithms.fedamp import FedAMP, attraction, heuristic_attraction
 from algorithms.local import Local
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.params import copy, tensors
+from rayfl.params import copy, tensors, weighted_sum
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
@@ -64,10 +65,9 @@ def test_inv_amp_2_of_equal_models_the_mixture_is_that_model(heuristic: bool) ->
     toy.server = {"model": model, "own": own}
     toy.federation.begin_round(0, ("test",))
     toy.step()
-    clouds = toy.federation.trained_scores
-    first = Toy(FedAMP(heuristic=heuristic, sigma=2.0, alpha=0.1), random_clients(SIZES), two_layers(), TRAIN)
-    assert_close(first.step()["own"], toy.server["own"], 1e-12)
-    assert all("cloud" in found["test"] for found in clouds.values())
+    assert all("cloud" in found["test"] for found in toy.federation.trained_scores.values())
+    for row in toy.algorithm.weights(range(4), own, 0).tolist():
+        assert_close(weighted_sum([copy(model) for _ in row], row), model, 1e-12)
 
 
 def test_inv_amp_3_the_mean_is_conserved_by_symmetric_weights() -> None:
@@ -114,11 +114,12 @@ def test_inv_amp_6_the_local_solution_of_quadratics(mode: str) -> None:
     train = TrainConfig(rounds=2, clients_per_round="all", local_epochs=300, batch_size=None, lr=0.2)
     algorithm = FedAMP(heuristic=False, sigma=5.0, alpha=0.5, proximal_weight=0.8)
     toy = Toy(algorithm, quadratic_clients([3, -1, 4], [2, 2, 2]), Quadratic(), train, mode=mode)
-    rho, a = 0.8 / 0.5, torch.tensor([3.0, -1.0, 4.0], dtype=torch.float64)
-    w = torch.ones(3, dtype=torch.float64)
+    rho, w = 0.8 / 0.5, torch.tensor([3.0, -1.0, 4.0], dtype=torch.float64)
     for round in range(2):
-        cloud = w if round == 0 else attraction(distances(w[:, None]), range(3), 5.0, 0.5) @ w
-        w = (a + rho * cloud) / (1 + rho)
+        if round:  # before, there is nobody to be pulled to
+            w = (torch.tensor([3.0, -1.0, 4.0]) + rho * attraction(distances(w[:, None]), range(3), 5.0, 0.5) @ w) / (
+                1 + rho
+            )
         own = toy.step()["own"]
         assert_close(torch.stack([own[str(k)]["parameters"]["theta"][0] for k in range(3)]), w, 1e-10)
 
@@ -168,9 +169,32 @@ def test_only_clients_that_have_trained_are_mixed() -> None:
     assert_equal(initial, toy.task.network.initialize(toy.context.streams.integer("init.global")))
 
 
-def test_alpha_decays_in_steps() -> None:
+def test_alpha_decays_in_steps_to_its_least_value() -> None:
     algorithm = FedAMP(alpha=8, alpha_decay=0.5, alpha_every=3)
     assert [algorithm.alpha_in(t) for t in range(7)] == [8, 8, 8, 4, 4, 4, 2]
+    assert algorithm.alpha_in(30) == 1.0
+    assert FedAMP(alpha=0.2).alpha_in(90) == 0.2, "what is less from the beginning stays"
+
+
+def test_a_pull_that_overshoots_in_a_later_round_is_refused() -> None:
+    toy = Toy(FedAMP(), random_clients(SIZES), two_layers(), TRAIN.model_copy(update={"rounds": 2000, "lr": 0.005}))
+    toy.algorithm.check(toy.task, toy.context)
+    falling = FedAMP(alpha_min=1e-6)
+    with pytest.raises(ConfigError, match=r"from round 210 on.*is 5, not below 1; raise algorithm\.alpha_min"):
+        falling.check(toy.task, toy.context)
+    falling.check(toy.task, replace(toy.context, rounds=210))
+
+
+def test_a_client_without_a_cloud_model_is_not_pulled() -> None:
+    """In its first round, whenever that is, it does what a client alone does; a newcomer likewise."""
+    train = TRAIN.model_copy(update={"clients_per_round": 3})
+    amp = Toy(FedAMP(alpha=0.5), random_clients(SIZES), two_layers(), train)
+    alone = Toy(Local(), random_clients(SIZES), two_layers(), train)
+    for toy in (amp, alone):
+        toy.step([0, 1])
+        toy.step([0, 2])
+    assert_equal(amp.states()[2]["personal"], alone.states()[2]["local"])
+    assert not torch.equal(amp.states()[0]["personal"]["inner.weight"], alone.states()[0]["local"]["inner.weight"])
 
 
 def test_a_zero_scale_of_distances_is_refused() -> None:

@@ -145,7 +145,8 @@ def test_cells_that_are_no_targets() -> None:
     assert none["superfed-table4-ece"] == set(TABLES["superfed-table4-ece"].settings["superfed-table4-mnist-pair0.1"])
     assert none["floco-appendixF-global"] == {"feddyn", "fedrep"}
     assert none["floco-appendixF-local"] == {"feddyn"}
-    assert none["fedme-table4"] == none["fedphp-table2-end"] == none["pfllib-practical"] == set()
+    assert none["fedme-table4"] == none["fedphp-table2-end"] == set()
+    assert none["pfllib-practical"] == {"apple", "fedgen"}
     assert TABLES["pfllib-heterogeneity"].status("pfllib-cifar100-dir5", "ditto") == "no_target"
     assert TABLES["pfllib-heterogeneity"].status("pfllib-cifar100-dir0.01", "ditto") == "caution"
     assert TABLES["pfllib-practical"].status("pfllib-fmnist-dir0.1", "fedala") == "target"
