@@ -118,7 +118,7 @@ class APFL(Averaging):
         local: Tree | None = client.state.get("local")
         if local is None:
             local = {**received, **parameters(client.initial_model(), client.task)}
-        return local, client.state.get("alpha", self.alpha)
+        return local, client.state.get("alpha", self.alpha) if self.adaptive else self.alpha
 
     def _mixture(self, federated: Model, local: Model, alpha: float | Tensor, task: Task) -> Predictor:
         if self.mix == "logits":

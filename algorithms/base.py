@@ -100,6 +100,10 @@ class Algorithm(BaseModel):
         """Returns what the method needs of a task as it is configured, and why; by default :attr:`needs`."""
         return self.needs
 
+    def everyone_needed(self) -> str:
+        """Returns why every client must take part in every round, as configured; by default :attr:`needs_everyone`."""
+        return self.needs_everyone
+
     def check_task(self, task: Task) -> None:
         """Refuses a task that the method cannot learn.
 
@@ -240,10 +244,10 @@ class Algorithm(BaseModel):
         With ``evaluation.unseen_epochs=0`` it does not join.
         """
         context = client.context
-        epochs = context.train.local_epochs if context.unseen_epochs is None else context.unseen_epochs
-        if epochs:
-            train = context.train.model_copy(update={"local_epochs": epochs})
+        if context.unseen_epochs is not None:
+            train = context.train.model_copy(update={"local_epochs": context.unseen_epochs})
             client.context = replace(context, train=train)
+        if context.unseen_epochs != 0:
             server = {**server, **await self.join(client, server)}
         return await self.predictors(client, server)
 

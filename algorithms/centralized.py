@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
+from rayfl.engine.batches import num_steps
 from rayfl.engine.client import Client
 from rayfl.params import Tree
 
@@ -47,7 +48,9 @@ class Centralized(FineTuning):
 
     async def pooled_update(self, client: Client, model: Tree) -> Tree:
         """Goes on training the model on everybody's samples."""
-        steps = None
+        train, samples = client.context.train, client.num_samples
         if self.budget == "steps":
-            steps = client.num_steps(samples=-(-client.num_samples // client.context.num_clients))
+            steps = client.num_steps(samples=-(-samples // client.context.num_clients))
+        else:  # limits of a client's steps are none of a pass over everybody's samples
+            steps = num_steps(samples, train.batch_size, train.local_epochs, train.drop_last)
         return await client.train(model, self.objective, steps=steps, keep_optimizer=True)

@@ -80,8 +80,9 @@ class FedCAC(Averaging):
         o_ij >= mean o + (t + 1) / beta (max o - mean o)
 
     are partners of i. The client's next model is the uniform mean g_i of its own and its partners' models where M_i
-    is set, and the latest mean of the cohort's models elsewhere. From round beta on nobody has partners, and critical
-    elements are the client's own. Buffers (running statistics) are averaged over the cohort.
+    is set, and the latest mean of the cohort's models elsewhere. From round beta on nobody has partners, unless all
+    overlaps are equal, as those of a cohort of two are, and critical elements are the client's own. Buffers (running
+    statistics) are averaged over the cohort.
 
     Server: mean w; M_i and g_i of all clients that ever took part. Client: nothing. Down: M_i g_i + (1 - M_i) w. Up:
     w_i and n_i. Evaluated: w (``global``) and the client's next model (``personalized``); a client never sampled has

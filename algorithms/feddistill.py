@@ -70,7 +70,10 @@ class FedDistill(Algorithm):
 
     distillation_weight: float = setting(1.0, "lambda", "weight of the distillation; 0 is local training", ge=0)
     output: Literal["probabilities", "logits"] = setting(
-        "probabilities", "F", "whose mean clients send: softmax(z), or z (FedGen's and PFLlib's code)"
+        "probabilities",
+        "F",
+        "whose mean clients send: softmax(z), or z (FedGen's and PFLlib's code)",
+        unless={"distillation_weight": (0,)},
     )
     divergence: Literal["cross_entropy", "kl", "raw_logits"] = setting(
         "cross_entropy",

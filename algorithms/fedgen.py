@@ -99,7 +99,8 @@ class FedGen(FineTuned):
     generated_batch: int | None = setting(
         None,
         "",
-        "generated features in a mini-batch, at clients and at the server; null: train.batch_size, or 32",
+        "generated features in a mini-batch, at clients and at the server; null: train.batch_size, or where that is "
+        "null, too, as many as a client's samples, and 32 at the server",
         ge=1,
     )
     diversity_weight: float = setting(

@@ -75,7 +75,6 @@ class FedMe(OwnModels):
 
     name: Literal["fedme"] = "fedme"
     citation: ClassVar[str] = "Matsuda et al., SDM 2022"
-    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "clients distill probabilities of classes"}
     server_keeps: ClassVar[str] = "w_p of all clients, U"
     newcomer: ClassVar[str] = "-"
     no_newcomers: ClassVar[str] = "the server keeps and exchanges the models of a fixed set of clients"
@@ -102,6 +101,14 @@ class FedMe(OwnModels):
         "random: every client draws another slot of its cluster, so one model may go to several clients; derangement: "
         "every model goes to exactly one other client of its cluster",
     )
+
+    def needed(self) -> Mapping[Trait, str]:
+        """Returns what mutual learning and clustering need."""
+        if self.mutual_learning:
+            return {"distribution": "with mutual_learning clients distill probabilities of classes"}
+        if self.model_clustering and self.cluster_rounds and self.cluster_outputs == "probabilities":
+            return {"distribution": "cluster_outputs=probabilities compares probabilities of classes"}
+        return {}
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
         if not self.model_clustering or any(start < context.rounds for start in self.cluster_rounds):

@@ -117,6 +117,11 @@ class FedNova(FineTuned):
                 "so that a step's pull overshoots the received model: lower one of the two"
             )
 
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if self.effective_steps == "steps" and not context.train.momentum and not self.proximal_weight:
+            return ("algorithm.effective_steps has no effect: without momentum and a proximal term both are equal",)
+        return ()
+
     def init(self, task: Task, context: RoundContext) -> Tree:
         server = super().init(task, context)
         if not self.server_momentum:

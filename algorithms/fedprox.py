@@ -49,7 +49,9 @@ class FedProx(FineTuned):
         "SuPerFed code), or mean smooth L1 (official FedPHP code)",
         unless={"proximal_weight": (0,)},
     )
-    finetune_proximal: bool = setting(False, "", "keep the proximal term in fine-tuning, towards the final model")
+    finetune_proximal: bool = setting(
+        False, "", "keep the proximal term in fine-tuning, towards the final model", unless={"proximal_weight": (0,)}
+    )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         trained = await client.train(model, self.objective, frozen={"received": model})

@@ -120,9 +120,19 @@ class Floco(Averaging):
 
     simplex_dimension: int = setting(6, "M", "dimension of the simplex, which has M + 1 endpoints", ge=0)
     assignment_round: int = setting(
-        100, "tau", "round (0-indexed) at whose start clients get their points; never, if there are fewer rounds", ge=0
+        100,
+        "tau",
+        "round (0-indexed) at whose start clients get their points; never, if there are fewer rounds",
+        ge=0,
+        unless={"simplex_dimension": (0,)},
     )
-    radius: float = setting(0.1, "rho", "L1 radius of a client's subregion; from 2 on it is the whole simplex", ge=0)
+    radius: float = setting(
+        0.1,
+        "rho",
+        "L1 radius of a client's subregion; from 2 on it is the whole simplex",
+        ge=0,
+        unless={"simplex_dimension": (0,)},
+    )
     energy_on: Literal["alpha", "beta"] = setting(
         "alpha",
         "",
@@ -218,7 +228,8 @@ class Floco(Averaging):
 
     async def signal(self, client: Client, model: Tree) -> Tree:
         """How local training over the whole simplex would move the endpoints; the client keeps nothing of it."""
-        trained = await client.train(model, self.objective, draw=self.draw_around(None), stream=".assignment")
+        draw = self.draw_around(None)
+        trained = await client.train(model, self.objective, draw=draw, stream=".assignment", keep_optimizer=False)
         return {"signal": _change(trained["endpoints"], model["endpoints"])}
 
     async def local_update(self, client: Client, model: Tree, point: Tensor | None = None) -> Weighted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
 
@@ -74,6 +75,12 @@ class FML(TrainedNewcomers):
         "keep the private model's optimizer from round to round while the meme's begins afresh (authors' code); false: "
         "both as train.persist_optimizer says",
     )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        train = context.train
+        if self.persist_private_optimizer and train.optimizer == "sgd" and not train.momentum:
+            return ("algorithm.persist_private_optimizer has no effect: SGD without train.momentum keeps nothing",)
+        return ()
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         start = {"private": self._private(client), "meme": model}

@@ -56,6 +56,9 @@ class Local(Algorithm):
         if self.local_init == "own" and len(task.candidates) > 1:
             raise ConfigError("algorithm.local_init is own, which model.candidates does not have: set it to shared")
 
+    def everyone_needed(self) -> str:
+        return "with algorithm.schedule=all every client trains in every round" if self.schedule == "all" else ""
+
     def init(self, task: Task, context: RoundContext) -> Tree:
         return {}
 

@@ -47,7 +47,6 @@ class Mapper(Averaging):
     name: Literal["mapper"] = "mapper"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Mansour et al., arXiv 2020"
-    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "it mixes probabilities of classes"}
     client_keeps: ClassVar[str] = "h_l, lambda"
     server_keeps: ClassVar[str] = "h_c"
     newcomer: ClassVar[str] = "w, and h_l and lambda as selected for it"
@@ -67,6 +66,10 @@ class Mapper(Averaging):
     unseen: Literal["local", "global"] = setting(
         "local", "", "personalized model of a client never sampled: fitted and selected for the evaluation, or h_c"
     )
+
+    def needed(self) -> Mapping[Trait, str]:
+        """Returns what the mixture of outputs needs."""
+        return {"distribution": "space=outputs mixes probabilities of classes"} if self.space == "outputs" else {}
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         coefficient, local = await self.select(client, model)

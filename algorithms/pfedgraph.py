@@ -12,6 +12,7 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.mixture import parameters
 from algorithms.parts.partial import part
+from algorithms.parts.settings import limits_without_effect
 from algorithms.parts.simplex import Array, project_onto_simplex
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -157,6 +158,9 @@ class PFedGraph(Algorithm):
             shares = [weight / length for weight, length in zip(weights.values(), lengths, strict=True)]
             sent["direction"] = weighted_sum(vectors, shares)
         return sent
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return limits_without_effect("local_steps", self.local_steps, context.train)
 
     async def local_update(self, client: Client, model: Tree, direction: Tree | None = None) -> Tree:
         """Trains the received mixture; returns the parameters that are compared, the ``others``, and buffers."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, check_head, setting
 from algorithms.parts.generators import linear
 from algorithms.parts.partial import part
+from algorithms.parts.settings import limits_without_effect
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
@@ -92,6 +93,9 @@ class PFedHN(Algorithm):
         "",
         "embeddings that weight decay and momentum move: all clients', as in dense SGD, or those of the step's clients",
     )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return limits_without_effect("inner_steps", self.inner_steps, context.train)
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from algorithms.base import Aggregation, check_sgd, setting
 from algorithms.parts.mixture import parameters
 from algorithms.parts.newcomers import TrainedNewcomers
+from algorithms.parts.settings import limits_without_effect
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
@@ -84,6 +86,9 @@ class PFedMe(TrainedNewcomers):
             raise ConfigError(
                 "pFedMe moves w_k by lr lambda (w_k - theta_k), which train.max_grad_norm would shorten: set it to null"
             )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return limits_without_effect("local_iterations", self.local_iterations, context.train)
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         pull = client.lr * self.proximal_weight

@@ -11,6 +11,7 @@ from pydantic import Field
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
 from rayfl.engine.client import Client
+from rayfl.engine.local_settings import LocalOptions
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.errors import ConfigError
@@ -99,14 +100,14 @@ class OwnModels(FineTuning):
 
     async def choose_architecture(self, client: Client) -> Tree:
         """Local training of every candidate; the most accurate one (among equals that of the lowest loss) is it."""
-        epochs = self.initial_epochs
-        if epochs is None:
-            epochs = client.context.train.local_epochs * client.context.rounds
+        options: LocalOptions = {"epochs": self.initial_epochs, "stream": ".architecture"}
+        if self.initial_epochs is None:
+            options["steps"] = client.context.rounds * client.num_steps()
         ranked = []
         for number in self._considered(client.task):
             task = client.task.candidates[number]
             initial = client.initial_model(task)
-            trained = await client.train(initial, self.objective, epochs=epochs, task=task, stream=".architecture")
+            trained = await client.train(initial, self.objective, task=task, **options)
             found = await self.compare(client, trained, number)
             ranked.append((-found.merit, found.loss, number, trained if self.warm else initial))
         *_, number, model = min(ranked, key=lambda candidate: candidate[:3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -55,9 +55,11 @@ class PartialModel(Averaging):
                 "model.adapter.trains): leave it on there, or set head_group=none if that is meant"
             )
         if proper and not set(self.body(task.network)) & set(task.network.parameter_names):
+            offered = get_args(type(self).model_fields["head_group"].annotation)
+            all_of_it = ", or head_group=all if that is meant" if "all" in offered else ""
             raise ConfigError(
                 f"algorithm.head_group is {self.head_group}, which is all that this model trains, so that no body is "
-                "left: choose a model with more layers, or head_group=all if that is meant"
+                f"left: choose a model with more layers{all_of_it}"
             )
 
     def head(self, network: Network) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from rayfl.engine.settings import TrainConfig
+
 
 def setting(
     default: Any,
@@ -48,6 +50,23 @@ def idle_settings(method: BaseModel) -> list[str]:
             if (there := getattr(method, other)) in values:
                 found.append(f"algorithm.{name} has no effect: algorithm.{other} is {_shown(there)}")
     return found
+
+
+def limits_without_effect(option: str, value: int | None, train: TrainConfig) -> tuple[str, ...]:
+    """Says of limits on local steps that they have no effect, if an option of the method tells the steps; or nothing.
+
+    Args:
+        option: its name.
+        value: the number of local steps; None where the training section tells them.
+        train: the training section.
+    """
+    limits = ("min_local_steps", "max_local_steps")
+    given = [name for name in limits if getattr(train, name) != type(train).model_fields[name].default]
+    if value is None or not given:
+        return ()
+    return tuple(
+        f"train.{name} has no effect: algorithm.{option} says how many local steps there are" for name in given
+    )
 
 
 def _shown(value: Any) -> str:

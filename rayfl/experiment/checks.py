@@ -126,10 +126,10 @@ def check_system(config: ExperimentConfig, devices: Sequence[Device], num_client
         )
     if isinstance(system, NoSystem) or not devices:
         return
-    if algorithm.needs_everyone and (lossless := options_without_losses(system, devices)):
+    if (why := algorithm.everyone_needed()) and (lossless := options_without_losses(system, devices)):
         raise ConfigError(
             f"system: simulated devices leave clients out of rounds, which {algorithm.name} cannot do without: "
-            f"{algorithm.needs_everyone}. Set {', '.join(lossless)}, or choose another method"
+            f"{why}. Set {', '.join(lossless)}, or choose another method"
         )
     if system.over_sampling > 1 and wanted in ("all", num_clients):
         raise ConfigError("system.over_sampling: train.clients_per_round asks all clients already; leave it out")

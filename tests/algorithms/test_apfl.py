@@ -164,6 +164,16 @@ def test_alpha_stays_between_0_and_1_and_persists() -> None:
     assert len(set(after.values())) > 1
 
 
+def test_an_alpha_that_adapts_no_more_is_the_configured_one() -> None:
+    """As in a fork of a run in which it did."""
+    toy = toy_of(APFL(alpha=0.5, adaptive=True))
+    toy.step(COHORTS[0])
+    for host in toy.client_hosts:
+        host.algorithm = APFL(alpha=0.0)
+    for rows in toy.scores().values():
+        assert rows["personalized"].vector.tolist() == rows["global"].vector.tolist()
+
+
 @MIXES
 def test_apfl_personal_row_is_the_mixture_with_the_latest_server_model(mix: Any) -> None:
     toy = toy_of(APFL(alpha=0.3, mix=mix))

@@ -94,8 +94,12 @@ def test_it_is_one_run_of_sgd_on_everybodys_samples(budget: Any, steps: int) -> 
 def test_a_budget_of_steps_rounds_the_mean_number_of_samples_up() -> None:
     """37 samples of 4 clients are 9.25 a client: 10 samples are 4 batches of 3 an epoch, and 9 would be 3."""
     train = TRAIN.model_copy(update={"batch_size": 3})
-    limited = train.model_copy(update={"max_local_steps": 2 * 4})
-    assert_equal(toy(Centralized(budget="steps"), train).step(), toy(Centralized(), limited).step())
+    found = toy(Centralized(budget="steps"), train).step()
+    same, fewer = (
+        toy(Centralized(budget="steps"), train.model_copy(update={"max_local_steps": most})).step() for most in (8, 7)
+    )
+    assert_equal(found, same)
+    assert not torch.equal(found["model"]["inner.weight"], fewer["model"]["inner.weight"])
 
 
 def test_steps_follow_the_least_number_of_local_steps_and_the_epochs() -> None:
@@ -105,6 +109,13 @@ def test_steps_follow_the_least_number_of_local_steps_and_the_epochs() -> None:
             Centralized(), TRAIN.model_copy(update={"local_epochs": steps, "momentum": 0.0, "batch_size": None})
         )
         assert_equal(run.step(), longer.step())
+
+
+def test_passes_over_everybodys_samples_are_not_limited_as_those_of_a_client_are() -> None:
+    limited = TRAIN.model_copy(update={"max_local_steps": 1})
+    assert_equal(toy(Centralized(), limited).step(), toy(Centralized()).step())
+    steps, longer = (toy(Centralized(budget="steps"), train).step() for train in (limited, TRAIN))
+    assert not torch.equal(steps["model"]["inner.weight"], longer["model"]["inner.weight"])
 
 
 def test_who_is_sampled_does_not_matter_and_only_the_owner_has_a_state() -> None:

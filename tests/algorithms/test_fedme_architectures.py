@@ -116,6 +116,16 @@ def test_local_training_lasts_as_long_as_all_rounds_unless_told_otherwise(calls:
     assert_equal(default.step(), same.step())
 
 
+def test_it_has_as_many_steps_as_all_rounds_where_these_are_limited(calls: list[Call]) -> None:
+    limited, rounds = TRAIN.model_copy(update={"max_local_steps": 1}), TRAIN.rounds
+    longer = TRAIN.model_copy(update={"max_local_steps": rounds, "local_epochs": 40})
+    first, same = toy_of(FedMe(warm=True), limited), toy_of(FedMe(warm=True, initial_epochs=40), longer)
+    first.step()
+    same.step()
+    found = [call.replies for call in calls if "architecture" in next(iter(call.replies.values()))]
+    assert_equal(*({str(k): reply for k, reply in replies.items()} for replies in found))
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_fixed_first_architecture_needs_no_training(number: int, calls: list[Call]) -> None:
     toy = toy_of(FedMe(initial_architecture=number))

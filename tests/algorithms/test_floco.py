@@ -218,6 +218,12 @@ def test_clients_keep_nothing() -> None:
     assert not any(run.states().values())
 
 
+def test_the_assignment_keeps_no_optimizer() -> None:
+    run = toy(floco(), train(persist_optimizer=True, momentum=0.5))
+    run.run()
+    assert {key for state in run.states().values() for key in state["optimizer"]} == {"main"}
+
+
 def test_traffic_is_body_endpoints_and_point() -> None:
     run = toy(floco())
     simplex, point = num_bytes(simplex_of(run.server)), 3 * 8

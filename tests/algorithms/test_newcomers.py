@@ -100,6 +100,17 @@ def test_a_newcomer_that_joins_for_longer_fits_better_and_without_epochs_it_has_
     assert not np.allclose(never, once)
 
 
+@pytest.mark.parametrize("method", [METHODS["l2gd"](), METHODS["pfedme"](local_iterations=4), Ditto(personal_epochs=2)])
+def test_who_joins_for_as_long_as_the_method_says_joins_without_local_epochs_too(method: Algorithm) -> None:
+    train = TRAIN.model_copy(update={"local_epochs": 0, "momentum": 0.0, "weight_decay": 0.0})
+    toy = with_newcomers(Case(method), train=train)
+    for _ in range(6):
+        toy.step(range(len(SIZES)))
+    for rows in toy.scores(newcomers=True).values():
+        same = rows["personalized"].vector.tolist() == rows["global"].vector.tolist()
+        assert same == (method.name == "l2gd")
+
+
 def test_before_it_joins_a_newcomer_of_a_hypernetwork_has_the_mean_embedding() -> None:
     toy = fresh(PFedHN(hidden=8), unseen_epochs=0)
     expected = training_losses(toy)

@@ -55,6 +55,30 @@ def test_clipped_gradients_that_control_variates_are_read_from_are_named() -> No
     assert Scaffold().remarks(replace(context, train=TrainConfig())) == ()
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "train", "words"),
+    [
+        (
+            "pfedme",
+            {"local_iterations": 20},
+            {"max_local_steps": 3},
+            "train.max_local_steps has no effect: algorithm.l",
+        ),
+        ("pfedgraph", {"local_steps": 20}, {"min_local_steps": 3}, "train.min_local_steps has no effect: algorithm.l"),
+        ("pfedhn", {}, {"max_local_steps": 3}, "train.max_local_steps has no effect: algorithm.inner_steps says"),
+        ("fml", {"persist_private_optimizer": True}, {}, "algorithm.persist_private_optimizer has no effect: SGD"),
+        ("fednova", {"effective_steps": "steps"}, {}, "algorithm.effective_steps has no effect: without momentum"),
+    ],
+)
+def test_what_has_no_effect_beside_the_training_section_is_named(
+    method: str, options: dict[str, Any], train: dict[str, Any], words: str
+) -> None:
+    context = RoundContext(0, 2, 5, TrainConfig(**train), RandomStreams(0))
+    (said,) = registry.METHODS[method](**options).remarks(context)
+    assert words in said
+    assert registry.METHODS[method](**options).remarks(replace(context, train=TrainConfig(momentum=0.9))) == ()
+
+
 def test_one_cluster_by_choice_needs_no_remark(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert remarks(caplog, tmp_path, "fedme", cluster_rounds=[], model_clustering=False) == []
 
@@ -82,6 +106,18 @@ def test_one_cluster_by_choice_needs_no_remark(tmp_path: Path, caplog: pytest.Lo
             {"penalty_half": False, "relation_penalty": 0},
             {"relation_penalty": 0.1},
             "algorithm.penalty_half has no effect: algorithm.relation_penalty is 0",
+        ),
+        (
+            "feddistill",
+            {"output": "logits", "distillation_weight": 0},
+            {"distillation_weight": 1},
+            "algorithm.output has no effect: algorithm.distillation_weight is 0",
+        ),
+        (
+            "floco",
+            {"radius": 0.5, "simplex_dimension": 0, "assignment_round": 100},
+            {"simplex_dimension": 2},
+            "algorithm.radius has no effect: algorithm.simplex_dimension is 0",
         ),
     ],
 )

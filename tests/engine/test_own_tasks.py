@@ -82,6 +82,8 @@ def test_a_task_that_the_loss_alone_judges_has_tables_and_a_report(tmp_path: Pat
         ({"task": "multilabel"}, r"multilabel learns from several labels of each sample"),
         ({"algorithm": "fedproto"}, r"fedproto cannot learn task=regression, which has not one class a sample: proto"),
         ({"algorithm": {"name": "fedphp", "transfer": "kd"}}, r"fedphp cannot learn .*transfer=kd distills"),
+        ({"algorithm": {"name": "mapper", "space": "outputs"}}, r"mapper cannot learn .*space=outputs mixes prob"),
+        ({"algorithm": "fedme", "train": {"clients_per_round": "all"}}, r"fedme cannot learn .*with mutual_learning "),
         ({"task": f"{__name__}:Nothing"}, r"does not define loss_of, measures"),
         ({"task": f"{__name__}:sections"}, r"is no subclass of rayfl.NetworkTask"),
         ({"noise": {"kind": "pair", "ratio": 0.2}}, r"noise: wrong labels are those of another class"),

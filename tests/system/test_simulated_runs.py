@@ -163,6 +163,14 @@ def test_methods_of_all_clients_refuse_devices_that_leave_some_out(
     Parts(load_config(Experiment, experiment(tmp_path, "run", GIVEN, method), {})).check()
 
 
+def test_local_training_of_all_clients_in_every_round_refuses_them_too(tmp_path: Path) -> None:
+    content = experiment(tmp_path, "run", {**GIVEN, "dropout": 0.3}, "local")
+    Parts(load_config(Experiment, content, {})).check()
+    content["algorithm"]["schedule"], content["train"]["clients_per_round"] = "all", "all"
+    with pytest.raises(ConfigError, match=r"local cannot do without: with algorithm\.schedule=all .*system\.dropout=0"):
+        Parts(load_config(Experiment, content, {})).check()
+
+
 def test_tensorboard_has_simulated_time_beside_wall_clock(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
