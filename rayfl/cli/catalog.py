@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rayfl.cli.source_files import named_classes
@@ -89,11 +91,15 @@ def hyper_parameters(method: type[BaseModel]) -> list[tuple[str, str, str, str, 
 
 
 def _range(field: Any) -> str:
-    """Bounds, or the allowed words."""
+    """Bounds, or the allowed words, and the bounds of numbers beside these."""
+    found = _literals(field.annotation)
+    numbers = [_bounds(one.metadata) for one in found if isinstance(one, FieldInfo)]
+    return _bounds(field.metadata) or " | ".join([word for word in found if isinstance(word, str)] + numbers)
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    bounds = [f"{sign} {getattr(m, key)}" for m in field.metadata for key, sign in signs.items() if hasattr(m, key)]
-    words = [word for word in _literals(field.annotation) if isinstance(word, str)]
-    return ", ".join(bounds) or " | ".join(words)
+    return ", ".join(f"{sign} {getattr(m, key)}" for m in metadata for key, sign in signs.items() if hasattr(m, key))
 
 
 def _literals(annotation: Any) -> list[Any]:
