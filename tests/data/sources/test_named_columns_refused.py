@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
+from rayfl.data.images.transform import Normalization, TransformConfig
 from rayfl.data.sources.parquet import ParquetSource
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from tests.support.tables import INPUTS, ROWS, opened, own_section
 
 
@@ -110,6 +111,13 @@ def test_what_is_wrong_is_said_by_file_column_client_and_fix(
     with pytest.raises(DataError, match=words) as found:
         opened(own_section(tmp_path, changes=changes, **options), target)
     assert "rows.parquet" in str(found.value) or "dataset." in str(found.value)
+
+
+@pytest.mark.parametrize("normalize", ["dataset", Normalization(mean=(0.5,), std=(2.0,))])
+def test_what_would_spoil_categories_and_gaps_is_refused(tmp_path: Path, normalize: Any) -> None:
+    with pytest.raises(ConfigError, match=r"transform.normalize: .* table's columns.*set dataset.standardize=global"):
+        opened(own_section(tmp_path, x=INPUTS, y="outcome"), transform=TransformConfig(normalize=normalize))
+    opened(own_section(tmp_path, x=["age", "bmi"], y="outcome"), transform=TransformConfig(normalize=normalize))
 
 
 @pytest.mark.parametrize(
