@@ -20,7 +20,7 @@ from rayfl.data.sources.instruction_texts import TEMPLATES, Template, encoder_of
 from rayfl.data.sources.parquet import located
 from rayfl.data.sources.remarks import Remark
 from rayfl.data.sources.spans import rows_of, tokens_of_responses, tokens_of_turns
-from rayfl.data.sources.table_files import TableFile, no_column, owner
+from rayfl.data.sources.table_files import TableFile, form_of_names, no_column, owner
 from rayfl.data.sources.tokenizers import SETTINGS, tokenizer_file
 from rayfl.errors import DataError
 from rayfl.examples import Target
@@ -122,6 +122,7 @@ class InstructionsSource(CopiedSource):
     def _choices(self) -> Mapping[str, Any]:
         return {
             **self.model_dump(mode="json", exclude={"root", "path", "paths", "tokenizer", "tokenizer_sha256"}),
+            **form_of_names(self.files, self.client),
             "template": CHAT if self._chats else template_of(self.template).text,
             "tokenizer": self._tokenizer_checked() or self.tokenizer,
         }
@@ -146,7 +147,7 @@ class InstructionsSource(CopiedSource):
     def _rows(self) -> Rows:
         # A chat template writes what ends a turn: nothing is added unless it is asked for.
         encoder = encoder_of(self.tokenizer, NONE if self._chats and self.end == AUTO else self.end)
-        tables = [file for file in map(TableFile, self.files) if file.schema.names]
+        tables = [file for path in self.files if (file := TableFile(path, self.client)).schema.names]
         filled = [(file.path, table) for file in tables if (table := self._pieces_of(file)).num_rows]
         if not filled:
             raise DataError(f"{', '.join(map(str, self.files))}: no rows")
