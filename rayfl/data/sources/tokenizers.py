@@ -52,6 +52,10 @@ _SPLITTERS: dict[str, Callable[[str], list[str]]] = {
 }
 
 
+LEARNED = tuple(_SPLITTERS)
+"""Tokenizers whose tokens are those of texts that are read."""
+
+
 @dataclass(frozen=True)
 class Tokenized:
     """Texts as tokens.

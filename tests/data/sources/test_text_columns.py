@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayfl.data.partitions.base import IIDPartition
 from rayfl.errors import DataError
 from rayfl.metrics.language import IGNORED
 from tests.support.tables import opened, written
@@ -43,6 +44,27 @@ def test_words_are_tokens_learned_from_the_training_rows(own: Callable[..., dict
     assert train[2].tolist() == [cat, 0, 0, 0]
     assert test[0].tolist() == [1, 1, cat, 0]
     assert any("3 of 12 texts are longer than 4 tokens" in remark for remark in dataset.remarks())
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "warned"),
+    [
+        ({}, {}, False),
+        ({"split": None}, {}, True),
+        ({"split": None}, {"tokenizer": "bytes"}, False),
+        ({}, {"part": "train"}, True),
+        ({}, {"part": "test"}, False),
+        ({}, {"client": "none"}, True),
+    ],
+)
+def test_tokens_that_are_learned_from_what_is_tested_are_warned_of(
+    own: Callable[..., dict[str, Any]], changes: dict[str, Any], options: dict[str, Any], warned: bool
+) -> None:
+    section = own(changes=changes, **{"x": "note", "y": "outcome", "tokenizer": "words", **options})
+    partition = IIDPartition(num_clients=2) if section["client"] == "none" else None
+    remarks = opened(section, partition=partition).remarks()
+    assert len(remarks) == warned
+    assert all(remark.startswith("dataset.tokenizer=words learns its tokens before holdout") for remark in remarks)
 
 
 def saved_tokenizer(folder: Path, padding: bool = False, special: bool = False, **more: Any) -> Any:
