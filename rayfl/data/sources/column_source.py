@@ -18,7 +18,7 @@ from rayfl.data.sources.remarks import Remark, on_columns, on_texts, remarks_on
 from rayfl.data.sources.table_files import NamedTable
 from rayfl.data.sources.targets import IGNORE, WANTED
 from rayfl.data.sources.targets import Wanted as TargetOption
-from rayfl.data.sources.tokenizers import LEARNED, tokenizer_file
+from rayfl.data.sources.tokenizers import LEARNED, tokenizer_digest
 from rayfl.data.tables import Standardize, TableColumns, TableOptions
 from rayfl.errors import DataError
 from rayfl.examples import Target
@@ -138,8 +138,8 @@ class ColumnSource(CopiedSource):
         options = self.model_dump(mode="json", exclude={"root", "path", "paths", "standardize", *younger})
         if self.standardize != "none":
             options["named"] = True
-        if (tokenizer := tokenizer_file(self.tokenizer)) is not None and tokenizer.is_file():
-            options["tokenizer_changed"] = tokenizer.stat().st_mtime_ns
+        if (digest := tokenizer_digest(self.tokenizer)) is not None:
+            options["tokenizer_sha256"] = digest
         if self.kind == "tokens" or self.tokenizer is not None:
             # The file says what padding is; and, if tokens are learned, of texts that may be tested on.
             options["form"] = 3 if self.tokenizer in LEARNED else 2
