@@ -12,7 +12,7 @@ import pytest
 from rayfl.data.images.transform import Normalization, TransformConfig
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.errors import ConfigError, DataError
-from tests.support.tables import INPUTS, ROWS, opened, own_section
+from tests.support.tables import INPUTS, ROWS, opened, own_section, written
 
 
 def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
@@ -111,6 +111,17 @@ def test_what_is_wrong_is_said_by_file_column_client_and_fix(
     with pytest.raises(DataError, match=words) as found:
         opened(own_section(tmp_path, changes=changes, **options), target)
     assert "rows.parquet" in str(found.value) or "dataset." in str(found.value)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_columns_that_hold_other_things_in_other_files_are_refused(tmp_path: Path, order: int) -> None:
+    paths = (written(tmp_path, "csv"), tmp_path / "more.csv")
+    paths[1].write_text(paths[0].read_text().replace("40,", "unknown,"))
+    section = {"paths": paths[::order], "root": tmp_path, "x": ["age", "bmi"], "y": "outcome", "client": "hospital"}
+    words = r"more.csv: column 'age' holds text, but that of .*rows.csv numbers: store one kind in all files"
+    words = words if order > 0 else r"rows.csv: column 'age' holds numbers, but that of .*more.csv text"
+    with pytest.raises(DataError, match=words):
+        opened({**section, "standardize": "global"})
 
 
 @pytest.mark.parametrize("normalize", ["dataset", Normalization(mean=(0.5,), std=(2.0,))])
