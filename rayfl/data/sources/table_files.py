@@ -132,9 +132,19 @@ def _of_objects(rows: list[Any]) -> pa.Table:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"row {number} is no object with a value for each column")
-    return pa.table(
-        {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
-    )
+    names = dict.fromkeys(key for row in rows for key in row)
+    return pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+
+
+def _column(name: str, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except OverflowError as error:
+        raise ValueError(
+            f"column {name!r} has an integer of more than 64 bits: write names as text, and numbers with a point"
+        ) from error
+    except pa.ArrowException as error:
+        raise ValueError(f"column {name!r}: {error}") from error
 
 
 _READERS: dict[str, tuple[str, Callable[[Path, str], pa.Table]]] = {
