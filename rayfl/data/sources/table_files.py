@@ -125,7 +125,8 @@ def _read_json(path: Path, client: str) -> pa.Table:
 
 
 def _read_lines(path: Path, client: str) -> pa.Table:
-    return _of_objects([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()])
+    lines = path.read_text(encoding="utf-8").split("\n")  # strings may have other ends of lines, such as U+2028
+    return _of_objects([json.loads(line) for line in lines if line.strip()])
 
 
 def _of_objects(rows: list[Any]) -> pa.Table:

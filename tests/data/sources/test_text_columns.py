@@ -126,6 +126,14 @@ def test_a_tokenizers_own_padding_ends_and_lengths(own: Callable[..., dict[str, 
         opened(section)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_texts_of_json_lines_may_have_other_ends_of_lines(tmp_path: Path, end: str) -> None:
+    lines = [f'{{"text": "a\u2028b\x85c{place}", "y": {place % 2}, "client": "a"}}{end}' for place in range(4)]
+    (tmp_path / "rows.jsonl").write_bytes("".join(lines).encode())
+    section = {"path": tmp_path / "rows.jsonl", "root": tmp_path, "tokenizer": "characters"}
+    assert opened(section, test=0, validation=0).load(0)["train"].x.shape == (4, 6)
+
+
 def test_words_as_torchtext_cuts_them() -> None:
     from rayfl.data.sources.tokenizers import tokenized
 
