@@ -57,11 +57,15 @@ class ColumnSource(CopiedSource):
         default=None, ge=1, description="Tokens of a text; longer ones are cut; null: those of the longest."
     )
     vocabulary: int | None = Field(
-        default=None, ge=3, description="Of texts: most tokens that are learned; of tokens: how many there are."
+        default=None,
+        ge=3,
+        lt=2**31,
+        description="Of texts: most tokens that are learned; of tokens: how many there are.",
     )
     padding: int | None = Field(
         default=0,
         ge=0,
+        lt=2**31,
         description="Of lists of tokens: the one that fills them up; null: all are tokens, and shorter lists are "
         "filled up with another one.",
     )

@@ -171,3 +171,11 @@ def test_lists_of_tokens(tmp_path: Path) -> None:
         DataError, match=r"column 'x', row 1 \(client 'a'\) has the token 4; .*below dataset.vocabulary=4"
     ):
         opened({**section, "vocabulary": 4})
+
+
+@pytest.mark.parametrize("token", [2**31 - 1, 2**31, 2**63 - 1])
+def test_tokens_that_have_no_room_are_refused(tmp_path: Path, token: int) -> None:
+    pq.write_table(pa.table({"x": [[3, 1], [4, token]], "y": [0, 1], "client": ["a", "b"]}), tmp_path / "rows.parquet")
+    section = {"path": tmp_path / "rows.parquet", "root": tmp_path, "kind": "tokens"}
+    with pytest.raises(DataError, match=rf"row 1 \(client 'b'\) has the token {token}; .* below 2147483647"):
+        opened(section)
