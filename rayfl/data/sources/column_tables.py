@@ -100,7 +100,7 @@ def _refuse_missing(filled: Sequence[tuple[Path, pa.Table]], name: str, client: 
 def _numbers(path: Path, table: pa.Table, name: str, client: str | None) -> np.ndarray:
     """float32, nan where a number is missing."""
     with np.errstate(over="ignore"):  # what is too large is named below
-        values: np.ndarray = table.column(name).cast(pa.float64()).to_numpy().astype(np.float32)
+        values: np.ndarray = table.column(name).cast(pa.float64(), safe=False).to_numpy().astype(np.float32)
     if np.isinf(values).any():
         row = int(np.argmax(np.isinf(values)))
         raise DataError(

@@ -190,7 +190,9 @@ def _column(path: Path, table: pa.Table, name: str, target: Target, client: str 
             "another column with dataset.y, or, if these are classes, number them and set task=classification"
         )
     refuse_nulls(path, table, name, client, _FIX)
-    values: np.ndarray = column.cast(pa.float64()).to_numpy() if not pa.types.is_boolean(kind) else np.asarray(column)
+    values: np.ndarray = (
+        column.cast(pa.float64(), safe=False).to_numpy() if not pa.types.is_boolean(kind) else np.asarray(column)
+    )
     with np.errstate(over="ignore"):  # what is too large is named by the caller
         return values.astype(np.float32)
 

@@ -159,6 +159,17 @@ def test_several_labels_and_numbers_to_predict(
     assert dataset.spec.num_classes == len(expected[0])
 
 
+def test_integers_that_are_no_float64_are_the_nearest(own: Callable[..., dict[str, Any]]) -> None:
+    """Such as times in nanoseconds."""
+    times = [2**60 + 10**15 * i + 1 for i in range(12)]
+    changes = {"days": times, "weeks": times}
+    dataset = opened(own(changes=changes, x=["weeks", "bmi"], y="days", missing="mean"), "values", validation=0)
+    train = dataset.load(0)["train"]
+    expected = np.array(times[:3], dtype=np.float32)
+    np.testing.assert_array_equal(train.x[:, 0].numpy(), expected)
+    np.testing.assert_array_equal(train.y[:, 0].numpy(), expected)
+
+
 def test_a_table_has_no_official_test_part(own: Callable[..., dict[str, Any]]) -> None:
     section = own(x=INPUTS, y="outcome", part="train")
     with pytest.raises(ConfigError, match=r"evaluation.official_test: dataset 'parquet' is a table.*leave the option"):
