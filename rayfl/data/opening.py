@@ -66,6 +66,11 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
         _natural(config)
         _check_untouched(config)
         return opened
+    if opened.table is not None and config.transform.normalize != "none":
+        raise ConfigError(
+            "transform.normalize: the inputs are a table's columns, and what is missing in them, and which are "
+            "categories, could no longer be told; leave it out, and set dataset.standardize=global (or client)"
+        )
     divided = _divided(config, opened, streams)
     dataset: FederatedDataset = divided if opened.table is None else TabularDataset(divided, opened.table)
     dataset.sound = True  # sources look at their samples when they make or open them

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfl.data.sources.chat_texts import CHAT
-from rayfl.data.sources.instructions import tokenizer_digest
+from rayfl.data.sources.tokenizers import tokenizer_digest
 from rayfl.errors import ModelError
 from rayfl.models.pretrained.folder import BaseFolder, bases_in
 from rayfl.storage.run_folder import CONFIG

@@ -58,7 +58,11 @@ def own_section(
 
 
 def opened(
-    source: Mapping[str, Any], target: str = "class", partition: Any = None, **holdout: float
+    source: Mapping[str, Any],
+    target: str = "class",
+    partition: Any = None,
+    transform: TransformConfig | None = None,
+    **holdout: float,
 ) -> FederatedDataset:
     sections = SimpleNamespace(
         dataset=ParquetSource(**source),
@@ -66,6 +70,6 @@ def opened(
         partition=partition or NaturalPartition(),
         holdout=HoldoutConfig(**holdout),
         noise=LabelNoise(),
-        transform=TransformConfig(),
+        transform=transform or TransformConfig(),
     )
     return open_dataset(sections, RandomStreams(0))

@@ -21,7 +21,7 @@ from rayfl.data.sources.download import fetch, is_url
 from rayfl.data.sources.pooled_file import Part
 from rayfl.data.sources.preparing import Order, no_checksum
 from rayfl.data.sources.remarks import Remark, on_texts
-from rayfl.data.sources.tokenizers import tokenizer_file
+from rayfl.data.sources.tokenizers import tokenizer_digest
 from rayfl.errors import DataError
 
 FOLDER = "ag_news_csv"
@@ -88,8 +88,8 @@ class AgNewsSource(CopiedSource):
 
     def _choices(self) -> Mapping[str, Any]:
         options = self.model_dump(mode="json", exclude={"root"})
-        if (file := tokenizer_file(self.tokenizer)) is not None and file.is_file():
-            options["tokenizer_changed"] = file.stat().st_mtime_ns
+        if (digest := tokenizer_digest(self.tokenizer)) is not None:
+            options["tokenizer_sha256"] = digest
         return options
 
     def _num_classes(self, rows: Rows) -> int:

@@ -21,7 +21,7 @@ from rayfl.data.sources.copied import CopiedSource
 from rayfl.data.sources.parquet import located
 from rayfl.data.sources.preparing import PREPARED
 from rayfl.data.sources.remarks import Remark, remarks_on
-from rayfl.data.sources.table_files import TableFile, no_column, owner
+from rayfl.data.sources.table_files import TableFile, form_of_names, no_column, owner
 from rayfl.data.sources.targets import IGNORE, WANTED, mask_classes, ranked, without
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.errors import DataError
@@ -120,6 +120,7 @@ class ArraysSource(CopiedSource):
             raise DataError(f"{self.files[0]}: {error.filename} cannot be read: {error.strerror}") from error
         return {
             **self.model_dump(mode="json", exclude={"root", "path"}),
+            **form_of_names(self.files, self.client),
             "files": [(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(named, stats, strict=True)],
         }
 
@@ -161,7 +162,7 @@ class ArraysSource(CopiedSource):
 
     def _opened(self) -> tuple[pa.Table, tuple[str, ...]]:
         """The table, and its columns of paths."""
-        file = TableFile(self.files[0], None if self.client in (AUTO, "none") else self.client)
+        file = TableFile(self.files[0], self.client)
         if self.x not in file.schema.names:
             raise no_column("x", file.path, self.x, file.schema)
         table = file.read(file.schema.names)

@@ -13,14 +13,11 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rayfl.data.sources.tokenizers import SETTINGS, tokenizer_file
+from rayfl.data.sources.tokenizers import CHAT_FILE, SETTINGS, tokenizer_file
 from rayfl.errors import DataError
 
 CHAT = "chat"
 """The name of the template of a tokenizer's own."""
-
-CHAT_FILE = "chat_template.jinja"
-"""Stands beside a tokenizer's file, where its settings do not have the template."""
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
 """Names of roles in other files, and what templates call them."""

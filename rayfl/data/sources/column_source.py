@@ -18,7 +18,7 @@ from rayfl.data.sources.remarks import Remark, on_columns, on_texts, remarks_on
 from rayfl.data.sources.table_files import NamedTable
 from rayfl.data.sources.targets import IGNORE, WANTED
 from rayfl.data.sources.targets import Wanted as TargetOption
-from rayfl.data.sources.tokenizers import tokenizer_file
+from rayfl.data.sources.tokenizers import LEARNED, tokenizer_digest
 from rayfl.data.tables import Standardize, TableColumns, TableOptions
 from rayfl.errors import DataError
 from rayfl.examples import Target
@@ -49,18 +49,23 @@ class ColumnSource(CopiedSource):
     )
     tokenizer: str | None = Field(
         default=None,
-        description="How texts become tokens: words, basic_english or characters, learned from the training rows, or a "
-        "tokenizer.json of the library tokenizers, or a folder with one; null: the inputs are no texts.",
+        description="How texts become tokens: words, basic_english or characters, learned from the rows of the split "
+        "train (from all, without a division), or a tokenizer.json of the library tokenizers, or a folder with one; "
+        "null: the inputs are no texts.",
     )
     length: int | None = Field(
         default=None, ge=1, description="Tokens of a text; longer ones are cut; null: those of the longest."
     )
     vocabulary: int | None = Field(
-        default=None, ge=3, description="Of texts: most tokens that are learned; of tokens: how many there are."
+        default=None,
+        ge=3,
+        lt=2**31,
+        description="Of texts: most tokens that are learned; of tokens: how many there are.",
     )
     padding: int | None = Field(
         default=0,
         ge=0,
+        lt=2**31,
         description="Of lists of tokens: the one that fills them up; null: all are tokens, and shorter lists are "
         "filled up with another one.",
     )
@@ -137,10 +142,11 @@ class ColumnSource(CopiedSource):
         options = self.model_dump(mode="json", exclude={"root", "path", "paths", "standardize", *younger})
         if self.standardize != "none":
             options["named"] = True
-        if (tokenizer := tokenizer_file(self.tokenizer)) is not None and tokenizer.is_file():
-            options["tokenizer_changed"] = tokenizer.stat().st_mtime_ns
+        if (digest := tokenizer_digest(self.tokenizer)) is not None:
+            options["tokenizer_sha256"] = digest
         if self.kind == "tokens" or self.tokenizer is not None:
-            options["form"] = 2  # the file says what padding is
+            # The file says what padding is; and, if tokens are learned, of texts that may be tested on.
+            options["form"] = 3 if self.tokenizer in LEARNED else 2
         return options
 
     def _table(self, columns: TableColumns) -> TableOptions:
@@ -165,7 +171,11 @@ class ColumnSource(CopiedSource):
 
     def _remarks(self, rows: Rows, num_classes: int) -> list[Remark]:
         if rows.vocabulary:
-            return on_texts(rows.cut, rows.inner, rows.x.shape)
+            found = on_texts(rows.cut, rows.inner, rows.x.shape)
+            divided = rows.splits is not None and rows.clients is not None  # else holdout draws what is tested on
+            if self.tokenizer in LEARNED and not divided and self.part != "test":
+                found.append(_on_held_out(self.tokenizer))
+            return found
         if self._learns not in _CLASSES or rows.table is not None:
             return on_columns(rows.unused)
         counted = self.num_classes is None and rows.known_classes is None
@@ -186,3 +196,11 @@ class ColumnSource(CopiedSource):
             raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}")
         known = rows.known_classes if self.labels == "as_found" else None
         return self.num_classes or max(needed, known or 0)
+
+
+def _on_held_out(tokenizer: str | None) -> Remark:
+    return Remark(
+        f"dataset.tokenizer={tokenizer} learns its tokens before holdout draws validation and test samples, and from "
+        "these too: give clients and a column split (train, test), whose test rows are not looked at, or a "
+        "tokenizer.json, if tests may have no part in that"
+    )

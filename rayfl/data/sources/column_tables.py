@@ -50,10 +50,10 @@ def read_table(
     parts, titles, categories, gaps = list[np.ndarray](), list[str](), list[int](), list[int]()
     groups = list[int]()
     for name in names:
-        columns = [table.column(name) for _, table in filled]
+        _refuse_unlike(filled, name)
         if missing == "error":
             _refuse_missing(filled, name, client)
-        if is_category(columns[0].type):
+        if is_category(filled[0][1].column(name).type):
             found, values = _categories(filled, name)
             categories += range(len(titles), len(titles) + len(values))
             groups.append(len(values))
@@ -65,6 +65,25 @@ def read_table(
             titles.append(name)
         parts.append(found)
     return np.concatenate(parts, axis=1), TableColumns(tuple(titles), tuple(categories), tuple(gaps), tuple(groups))
+
+
+def _refuse_unlike(filled: Sequence[tuple[Path, pa.Table]], name: str) -> None:
+    """Numbers of one file would be categories of another one, or 1.50 and 1.5 two of them."""
+    kinds = [_held(table.column(name).type) for _, table in filled]
+    for (path, _), kind in zip(filled, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(
+                f"{path}: column {name!r} holds {kind}, but that of {filled[0][0]} {kinds[0]}: store one kind in all "
+                "files (in a CSV file, a single value that is no number makes a column text)"
+            )
+
+
+def _held(kind: pa.DataType) -> str:
+    """Returns what a column of this type holds."""
+    values = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_string(values) or pa.types.is_large_string(values):
+        return "text"
+    return str(kind) if is_category(kind) else "numbers"
 
 
 def _refuse_missing(filled: Sequence[tuple[Path, pa.Table]], name: str, client: str | None) -> None:
@@ -81,7 +100,7 @@ def _refuse_missing(filled: Sequence[tuple[Path, pa.Table]], name: str, client: 
 def _numbers(path: Path, table: pa.Table, name: str, client: str | None) -> np.ndarray:
     """float32, nan where a number is missing."""
     with np.errstate(over="ignore"):  # what is too large is named below
-        values: np.ndarray = table.column(name).cast(pa.float64()).to_numpy().astype(np.float32)
+        values: np.ndarray = table.column(name).cast(pa.float64(), safe=False).to_numpy().astype(np.float32)
     if np.isinf(values).any():
         row = int(np.argmax(np.isinf(values)))
         raise DataError(

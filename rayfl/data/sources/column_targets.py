@@ -20,6 +20,7 @@ _NAMES = ("y", "label")
 _SURVIVAL = ("time", "event")
 _MASKS = ("y", "mask", "label")
 _NUMBERED = re.compile(r"y[\W_]?\d+")
+_MOST = np.iinfo(np.int64).max
 _FIX = ": what is to be learned must be there"
 
 
@@ -147,7 +148,14 @@ def _classes(path: Path, table: pa.Table, name: str, client: str | None, renumbe
             row = int(empty[0])
             raise DataError(f"{path}: column {name!r}, row {row}{owner(table, client, row)} is an empty text{_FIX}")
         return names
-    labels: np.ndarray = column.to_numpy().astype(np.int64)
+    found: np.ndarray = column.to_numpy()
+    if len(large := np.flatnonzero(found > _MOST)):
+        row = int(large[0])
+        raise DataError(
+            f"{path}: column {name!r}, row {row}{owner(table, client, row)} is {found[row]}; labels are at most "
+            f"{_MOST}: store the column as text, with dataset.labels=renumbered"
+        )
+    labels = found.astype(np.int64)
     if len(labels) and labels.min() < 0 and not renumbered:
         row = int(np.argmax(labels < 0))
         raise DataError(
@@ -182,7 +190,9 @@ def _column(path: Path, table: pa.Table, name: str, target: Target, client: str 
             "another column with dataset.y, or, if these are classes, number them and set task=classification"
         )
     refuse_nulls(path, table, name, client, _FIX)
-    values: np.ndarray = column.cast(pa.float64()).to_numpy() if not pa.types.is_boolean(kind) else np.asarray(column)
+    values: np.ndarray = (
+        column.cast(pa.float64(), safe=False).to_numpy() if not pa.types.is_boolean(kind) else np.asarray(column)
+    )
     with np.errstate(over="ignore"):  # what is too large is named by the caller
         return values.astype(np.float32)
 

@@ -15,6 +15,9 @@ from rayfl.data.sources.table_files import owner
 from rayfl.data.sources.tokenizers import Tokenized, tokenized
 from rayfl.errors import DataError
 
+_MOST = np.iinfo(np.int32).max
+"""Tokens are smaller, so that one more can fill up."""
+
 
 @dataclass(frozen=True)
 class TextOptions:
@@ -104,15 +107,16 @@ def _filled_up(found: Tokenized, width: int) -> TokenRows:
 
 
 def _as_they_are(rows: list[list[int]], place: Callable[[int], str], options: TextOptions) -> Tokenized:
-    bound = "" if options.vocabulary is None else f" and below dataset.vocabulary={options.vocabulary}"
+    bound = min(options.vocabulary or _MOST, _MOST)
+    below = f"dataset.vocabulary={bound}" if bound == options.vocabulary else f"{bound}"
     most = 0
     for number, row in enumerate(rows):
         if any(token is None for token in row):
             raise DataError(f"{place(number)} has a null among its tokens: fill it or remove the row")
         least, most = min(row, default=0), max(most, *row, 0)
-        if least < 0 or most >= (options.vocabulary or most + 1):
+        if least < 0 or most >= bound:
             raise DataError(
-                f"{place(number)} has the token {least if least < 0 else most}; tokens are at least 0{bound}"
+                f"{place(number)} has the token {least if least < 0 else most}; tokens are at least 0 and below {below}"
             )
     count = options.vocabulary or most + 1
     padding = count if options.padding is None else options.padding

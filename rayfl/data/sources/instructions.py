@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,8 +10,7 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
-from rayfl.data.files.whole import file_digest
-from rayfl.data.sources.chat_texts import CHAT, CHAT_FILE, chat_template_of, messages_of
+from rayfl.data.sources.chat_texts import CHAT, chat_template_of, messages_of
 from rayfl.data.sources.column_layout import AUTO, NONE
 from rayfl.data.sources.columns import Rows, client_names, split_names
 from rayfl.data.sources.copied import CopiedSource
@@ -20,8 +18,8 @@ from rayfl.data.sources.instruction_texts import TEMPLATES, Template, encoder_of
 from rayfl.data.sources.parquet import located
 from rayfl.data.sources.remarks import Remark
 from rayfl.data.sources.spans import rows_of, tokens_of_responses, tokens_of_turns
-from rayfl.data.sources.table_files import TableFile, no_column, owner
-from rayfl.data.sources.tokenizers import SETTINGS, tokenizer_file
+from rayfl.data.sources.table_files import TableFile, form_of_names, no_column, owner
+from rayfl.data.sources.tokenizers import tokenizer_digest
 from rayfl.errors import DataError
 from rayfl.examples import Target
 from rayfl.naming.texts import Checksum
@@ -122,6 +120,7 @@ class InstructionsSource(CopiedSource):
     def _choices(self) -> Mapping[str, Any]:
         return {
             **self.model_dump(mode="json", exclude={"root", "path", "paths", "tokenizer", "tokenizer_sha256"}),
+            **form_of_names(self.files, self.client),
             "template": CHAT if self._chats else template_of(self.template).text,
             "tokenizer": self._tokenizer_checked() or self.tokenizer,
         }
@@ -146,7 +145,7 @@ class InstructionsSource(CopiedSource):
     def _rows(self) -> Rows:
         # A chat template writes what ends a turn: nothing is added unless it is asked for.
         encoder = encoder_of(self.tokenizer, NONE if self._chats and self.end == AUTO else self.end)
-        tables = [file for file in map(TableFile, self.files) if file.schema.names]
+        tables = [file for path in self.files if (file := TableFile(path, self.client)).schema.names]
         filled = [(file.path, table) for file in tables if (table := self._pieces_of(file)).num_rows]
         if not filled:
             raise DataError(f"{', '.join(map(str, self.files))}: no rows")
@@ -266,18 +265,3 @@ class InstructionsSource(CopiedSource):
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def tokenizer_digest(tokenizer: str, chats: bool = False) -> str | None:
-    """The checksum of a tokenizer's file, and of the one beside it that names its special tokens; None without one.
-
-    Args:
-        tokenizer: the file, or a folder with it.
-        chats: whether a chat template in a file of its own counts.
-    """
-    file = tokenizer_file(tokenizer)
-    if file is None or not file.is_file():
-        return None
-    beside = [file.with_name(name) for name in ((SETTINGS, CHAT_FILE) if chats else (SETTINGS,))]
-    parts = [file_digest(one) for one in (file, *beside) if one.is_file()]
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()

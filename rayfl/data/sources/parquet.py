@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from rayfl.data.sources.column_layout import AUTO
 from rayfl.data.sources.column_source import ColumnSource
 from rayfl.data.sources.root import data_root
-from rayfl.data.sources.table_files import TableFile
+from rayfl.data.sources.table_files import TableFile, form_of_names
 
 
 class ParquetSource(ColumnSource):
@@ -50,6 +51,9 @@ class ParquetSource(ColumnSource):
     def split_column(self) -> str:
         """See the base class."""
         return self.split
+
+    def _choices(self) -> Mapping[str, Any]:
+        return {**super()._choices(), **form_of_names(self.files, self.client)}
 
     def tables(self) -> list[TableFile]:
         """See the base class."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
@@ -49,7 +50,8 @@ class TableFile:
     Args:
         path: a file whose name ends in .csv or .tsv (commas, tabs; a header with the columns' names), in .json (a list
             of objects) or .jsonl (an object a line), or Parquet. A field that an object lacks is null.
-        client: a column of names: of a CSV file, 007 and 7 are two.
+        client: the column of the clients' names, which are as a CSV file has them: 007 and 7 are two, and so are 1.1
+            and 1.10; ``auto``: client.
 
     Raises:
         DataError: no such file, one that cannot be read, or one with two columns of a name.
@@ -58,14 +60,14 @@ class TableFile:
     classes: Mapping[str, int] = {}
     shapes: Mapping[str, tuple[int, ...]] = {}
 
-    def __init__(self, path: Path, client: str | None = None) -> None:
+    def __init__(self, path: Path, client: str) -> None:
         if not path.is_file():
             raise DataError(f"dataset.path: {path} does not exist")
         self.path = path
         kind, read = _READERS.get(path.suffix.lower(), ("Parquet", None))
         try:
             if read is not None:
-                self._table: pa.Table | None = read(path, client)
+                self._table: pa.Table | None = read(path, "client" if client == "auto" else client)
                 self.schema: pa.Schema = self._table.schema
             else:
                 self._table, self._file = None, pq.ParquetFile(path)
@@ -84,7 +86,7 @@ class TableFile:
             raise DataError(f"{self.path} cannot be read: {str(error).strip()}") from error
 
 
-def _read_csv(path: Path, client: str | None) -> pa.Table:
+def _read_csv(path: Path, client: str) -> pa.Table:
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
 
     def read(**options: Any) -> pa.Table:
@@ -97,33 +99,56 @@ def _read_csv(path: Path, client: str | None) -> pa.Table:
         )
 
     table = read()
-    if client not in table.schema.names or not pa.types.is_integer(table.schema.field(client).type):
+    place = table.schema.get_field_index(client)
+    if place < 0 or table.schema.types[place] in (pa.string(), pa.null()):
         return table
-    names = read(include_columns=[client], column_types={client: pa.string()})
-    return table.set_column(table.schema.get_field_index(client), client, names.column(client))
+    names = read(include_columns=[client], column_types={client: pa.string()}).column(client)
+    return table.set_column(place, client, pc.utf8_trim_whitespace(names))  # as it is done to numbers
 
 
-def _read_json(path: Path, client: str | None) -> pa.Table:
+def form_of_names(files: Sequence[Path], client: str) -> dict[str, str]:
+    """Returns what tells copies of files from those of older releases, in which names that are numbers were one.
+
+    Args:
+        files: that are copied.
+        client: the column of the clients' names, or ``none``.
+    """
+    written = client != "none" and any(_READERS.get(path.suffix.lower(), ("",))[0] == "CSV" for path in files)
+    return {"names": "as written"} if written else {}
+
+
+def _read_json(path: Path, client: str) -> pa.Table:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, list):
         raise ValueError("needed is a list of objects, one a row")
     return _of_objects(content)
 
 
-def _read_lines(path: Path, client: str | None) -> pa.Table:
-    return _of_objects([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()])
+def _read_lines(path: Path, client: str) -> pa.Table:
+    lines = path.read_text(encoding="utf-8").split("\n")  # strings may have other ends of lines, such as U+2028
+    return _of_objects([json.loads(line) for line in lines if line.strip()])
 
 
 def _of_objects(rows: list[Any]) -> pa.Table:
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"row {number} is no object with a value for each column")
-    return pa.table(
-        {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
-    )
+    names = dict.fromkeys(key for row in rows for key in row)
+    return pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
 
 
-_READERS: dict[str, tuple[str, Callable[[Path, str | None], pa.Table]]] = {
+def _column(name: str, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except OverflowError as error:
+        raise ValueError(
+            f"column {name!r} has an integer of more than 64 bits: write names as text, and numbers with a point"
+        ) from error
+    except pa.ArrowException as error:
+        raise ValueError(f"column {name!r}: {error}") from error
+
+
+_READERS: dict[str, tuple[str, Callable[[Path, str], pa.Table]]] = {
     ".csv": ("CSV", _read_csv),
     ".tsv": ("CSV", _read_csv),
     ".json": ("JSON", _read_json),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rayfl.data.files.whole import file_digest
 from rayfl.errors import DataError
 from rayfl.examples import BYTE_TOKENS, byte_tokens
 
@@ -21,6 +23,9 @@ PADDING, UNKNOWN = 0, 1
 
 SETTINGS = "tokenizer_config.json"
 """Stands beside a tokenizer's file, and names its special tokens."""
+
+CHAT_FILE = "chat_template.jinja"
+"""Stands beside a tokenizer's file, where its settings do not have the chat template."""
 
 BYTES = "bytes"
 """The tokenizer of :func:`rayfl.examples.byte_tokens`."""
@@ -50,6 +55,10 @@ _SPLITTERS: dict[str, Callable[[str], list[str]]] = {
     "words": lambda text: re.findall(r"\w+|[^\w\s]", text.lower()),
     "basic_english": _basic_english,
 }
+
+
+LEARNED = tuple(_SPLITTERS)
+"""Tokenizers whose tokens are those of texts that are read."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,21 @@ def tokenizer_file(tokenizer: str | None) -> Path | None:
         return None
     place = Path(tokenizer).expanduser()
     return place / "tokenizer.json" if place.is_dir() else place
+
+
+def tokenizer_digest(tokenizer: str | None, chats: bool = False) -> str | None:
+    """The checksum of a tokenizer's file, and of the one beside it that names its special tokens; None without one.
+
+    Args:
+        tokenizer: the file, or a folder with it.
+        chats: whether a chat template in a file of its own counts.
+    """
+    file = tokenizer_file(tokenizer)
+    if file is None or not file.is_file():
+        return None
+    beside = [file.with_name(name) for name in ((SETTINGS, CHAT_FILE) if chats else (SETTINGS,))]
+    parts = [file_digest(one) for one in (file, *beside) if one.is_file()]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def _learned(rows: list[list[str]], training: np.ndarray, vocabulary: int | None) -> tuple[list[list[int]], int]:

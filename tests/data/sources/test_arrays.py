@@ -93,6 +93,12 @@ def test_scans_and_masks_are_read_as_they_are_and_learned(kind: str, tmp_path: P
     assert all(0 <= row["dice"] <= 1 for row in result.clients.to_pylist())
 
 
+def test_clients_are_called_as_the_table_has_them(tmp_path: Path) -> None:
+    path = table(tmp_path)
+    path.write_text(path.read_text().replace("north", "007").replace("south", "7"))
+    assert opened(path).names == ("007", "7")
+
+
 def test_the_copy_is_listed_as_what_it_is(tmp_path: Path) -> None:
     opened(table(tmp_path))
     (entry,) = inventory(tmp_path / "root")

@@ -12,8 +12,8 @@ import pytest
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.sources.base import Samples
-from rayfl.data.sources.chat_texts import CHAT_FILE
 from rayfl.data.sources.instructions import InstructionsSource
+from rayfl.data.sources.tokenizers import CHAT_FILE
 from rayfl.errors import DataError
 from rayfl.metrics.language import IGNORED
 from rayfl.runs.outside import outside_files

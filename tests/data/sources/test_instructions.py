@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.data.files.natural_file import open_natural
 from rayfl.data.files.records import read_record
 from rayfl.data.opening import open_dataset
-from rayfl.data.sources.base import Samples
+from rayfl.data.sources.base import NaturalPath, Samples
 from rayfl.data.sources.instruction_texts import TEMPLATES
 from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.made_up_instructions import COLOURS, SyntheticInstructionsSource
@@ -66,6 +67,15 @@ def spelled(tokens: np.ndarray) -> str:
 
 def warnings_of(found: Samples) -> list[str]:
     return [remark.text for remark in found.remarks()]
+
+
+@pytest.mark.parametrize("options", [{}, {"client": "client"}])
+def test_clients_of_a_csv_file_are_called_as_it_stands_there(tmp_path: Path, options: dict[str, str]) -> None:
+    path = written(tmp_path, [{**GOOD, "client": name} for name in ("007", "07", "7")], "csv")
+    path.write_text(path.read_text().replace('"', ""))
+    found = InstructionsSource(path=path, tokenizer="bytes", **options).open()
+    assert isinstance(found, NaturalPath)
+    assert open_natural(found.path).owners().column("client").to_pylist() == ["007", "07", "7"]
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonl", "parquet", "csv"])

@@ -44,11 +44,26 @@ def test_named_columns_are_numbers_and_categories(own: Callable[..., dict[str, A
 
 
 @pytest.mark.parametrize("quoted", [True, False])
-def test_clients_of_a_csv_file_are_called_as_it_stands_there(own: Callable[..., dict[str, Any]], quoted: bool) -> None:
-    source = own("csv", {"hospital": ["01"] * 4 + ["1"] * 4 + ["10"] * 4}, x=["age", "bmi"], y="outcome")
+@pytest.mark.parametrize("column", ["hospital", "client"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("01", "1", "10"),
+        ("1", "1.1", "1.10"),
+        ("TRUE", "True", "true"),
+        (f"{2**64 + 1}", f"{2**64 + 2}", f"{2**64 + 3}"),
+    ],
+)
+def test_clients_of_a_csv_file_are_called_as_it_stands_there(
+    own: Callable[..., dict[str, Any]], names: tuple[str, ...], column: str, quoted: bool
+) -> None:
+    changes = {"hospital": None, column: [name for name in names for _ in range(4)]}
+    source = own("csv", changes, x=["age", "bmi"], y="outcome")
+    if column == "client":
+        del source["client"]  # found by its name
     if not quoted:
         source["path"].write_text(source["path"].read_text().replace('"', ""))
-    assert opened(source).names == ("01", "1", "10")
+    assert opened(source).names == names
 
 
 def test_embeddings_of_categories_are_those_of_a_lookup_and_of_unknown_values_zero(
@@ -144,6 +159,17 @@ def test_several_labels_and_numbers_to_predict(
     assert dataset.spec.num_classes == len(expected[0])
 
 
+def test_integers_that_are_no_float64_are_the_nearest(own: Callable[..., dict[str, Any]]) -> None:
+    """Such as times in nanoseconds."""
+    times = [2**60 + 10**15 * i + 1 for i in range(12)]
+    changes = {"days": times, "weeks": times}
+    dataset = opened(own(changes=changes, x=["weeks", "bmi"], y="days", missing="mean"), "values", validation=0)
+    train = dataset.load(0)["train"]
+    expected = np.array(times[:3], dtype=np.float32)
+    np.testing.assert_array_equal(train.x[:, 0].numpy(), expected)
+    np.testing.assert_array_equal(train.y[:, 0].numpy(), expected)
+
+
 def test_a_table_has_no_official_test_part(own: Callable[..., dict[str, Any]]) -> None:
     section = own(x=INPUTS, y="outcome", part="train")
     with pytest.raises(ConfigError, match=r"evaluation.official_test: dataset 'parquet' is a table.*leave the option"):
@@ -193,3 +219,12 @@ def test_a_copy_of_before_is_found_and_moments_need_no_other(tmp_path: Path) -> 
     standardized = ParquetSource(**section, standardize="global")
     assert standardized.prepared_path == ParquetSource(**section, standardize="client").prepared_path
     assert standardized.prepared_path != plain.prepared_path
+
+
+def test_clients_of_several_csv_files_are_told_apart_as_they_stand_there(tmp_path: Path) -> None:
+    for name, clients in (("a.csv", ("001", " 1", "1")), ("b.csv", ("001", "one", "1"))):
+        lines = [f"{i}.5,{i % 2},{client}" for client in clients for i in range(4)]
+        (tmp_path / name).write_text("\n".join(["x,y,client", *lines]) + "\n")
+    dataset = opened({"paths": (tmp_path / "a.csv", tmp_path / "b.csv"), "root": tmp_path})
+    assert dataset.names == ("001", "1", "one")
+    assert dataset.sizes().sum(1).tolist() == [8, 12, 4]

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
+from rayfl.data.images.transform import Normalization, TransformConfig
 from rayfl.data.sources.parquet import ParquetSource
-from rayfl.errors import DataError
-from tests.support.tables import INPUTS, ROWS, opened, own_section
+from rayfl.errors import ConfigError, DataError
+from tests.support.tables import INPUTS, ROWS, opened, own_section, written
 
 
 def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
@@ -110,6 +111,24 @@ def test_what_is_wrong_is_said_by_file_column_client_and_fix(
     with pytest.raises(DataError, match=words) as found:
         opened(own_section(tmp_path, changes=changes, **options), target)
     assert "rows.parquet" in str(found.value) or "dataset." in str(found.value)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_columns_that_hold_other_things_in_other_files_are_refused(tmp_path: Path, order: int) -> None:
+    paths = (written(tmp_path, "csv"), tmp_path / "more.csv")
+    paths[1].write_text(paths[0].read_text().replace("40,", "unknown,"))
+    section = {"paths": paths[::order], "root": tmp_path, "x": ["age", "bmi"], "y": "outcome", "client": "hospital"}
+    words = r"more.csv: column 'age' holds text, but that of .*rows.csv numbers: store one kind in all files"
+    words = words if order > 0 else r"rows.csv: column 'age' holds numbers, but that of .*more.csv text"
+    with pytest.raises(DataError, match=words):
+        opened({**section, "standardize": "global"})
+
+
+@pytest.mark.parametrize("normalize", ["dataset", Normalization(mean=(0.5,), std=(2.0,))])
+def test_what_would_spoil_categories_and_gaps_is_refused(tmp_path: Path, normalize: Any) -> None:
+    with pytest.raises(ConfigError, match=r"transform.normalize: .* table's columns.*set dataset.standardize=global"):
+        opened(own_section(tmp_path, x=INPUTS, y="outcome"), transform=TransformConfig(normalize=normalize))
+    opened(own_section(tmp_path, x=["age", "bmi"], y="outcome"), transform=TransformConfig(normalize=normalize))
 
 
 @pytest.mark.parametrize(

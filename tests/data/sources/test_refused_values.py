@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -127,6 +130,29 @@ def test_a_column_twice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "twice.csv"
     path.write_text("x0,x1,x0,y\n1,2,3,0\n4,5,6,1\n")
     with pytest.raises(DataError, match=r"twice.csv has several columns called 'x0': rename or remove one"):
+        parts(of_file(path)).dataset  # noqa: B018
+
+
+@pytest.mark.parametrize("labels", ["as_found", "renumbered"])
+def test_labels_beyond_64_bits_with_a_sign_are_named(tmp_path: Path, labels: str) -> None:
+    y = pa.array([0, 2**63 - 1, 2**63 + 1], pa.uint64())
+    pq.write_table(pa.table({"x": [1.0, 2.0, 3.0], "y": y}), tmp_path / "f.parquet")
+    with pytest.raises(DataError, match=r"column 'y', row 2 is 9223372036854775809; labels are at most .*as text"):
+        parts({**of_file(tmp_path / "f.parquet"), "labels": labels}).dataset  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"x": 1, "y": 0, "client": 2**70}], r"column 'client' has an integer of more than 64 bits: write names as"),
+        ([{"x": 10**30, "y": 0}, {"x": 1, "y": 1}], r"column 'x' has an integer of more than 64 bits"),
+        ([{"x": 1, "y": 0}, {"x": 2, "y": "one"}], r"column 'y': Could not convert 'one'"),
+    ],
+)
+def test_columns_of_json_that_have_no_type_are_named(tmp_path: Path, rows: list[dict[str, object]], words: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=rf"rows.json is not a readable JSON file: {words}"):
         parts(of_file(path)).dataset  # noqa: B018
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayfl.data.partitions.base import IIDPartition
 from rayfl.errors import DataError
 from rayfl.metrics.language import IGNORED
 from tests.support.tables import opened, written
@@ -43,6 +44,27 @@ def test_words_are_tokens_learned_from_the_training_rows(own: Callable[..., dict
     assert train[2].tolist() == [cat, 0, 0, 0]
     assert test[0].tolist() == [1, 1, cat, 0]
     assert any("3 of 12 texts are longer than 4 tokens" in remark for remark in dataset.remarks())
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "warned"),
+    [
+        ({}, {}, False),
+        ({"split": None}, {}, True),
+        ({"split": None}, {"tokenizer": "bytes"}, False),
+        ({}, {"part": "train"}, True),
+        ({}, {"part": "test"}, False),
+        ({}, {"client": "none"}, True),
+    ],
+)
+def test_tokens_that_are_learned_from_what_is_tested_are_warned_of(
+    own: Callable[..., dict[str, Any]], changes: dict[str, Any], options: dict[str, Any], warned: bool
+) -> None:
+    section = own(changes=changes, **{"x": "note", "y": "outcome", "tokenizer": "words", **options})
+    partition = IIDPartition(num_clients=2) if section["client"] == "none" else None
+    remarks = opened(section, partition=partition).remarks()
+    assert len(remarks) == warned
+    assert all(remark.startswith("dataset.tokenizer=words learns its tokens before holdout") for remark in remarks)
 
 
 def saved_tokenizer(folder: Path, padding: bool = False, special: bool = False, **more: Any) -> Any:
@@ -98,10 +120,18 @@ def test_a_tokenizers_own_padding_ends_and_lengths(own: Callable[..., dict[str, 
     made.save(str(folder / "tokenizer.json"))
     assert opened(section).spec.padding == 4  # [PAD] by its name
     (folder / "tokenizer_config.json").write_text('{"pad_token": {"content": "[SEP]"}}')
-    assert opened({**section, "length": 8}).spec.padding == 5
+    assert opened(section).spec.padding == 5
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match=r"tokenizer_config.json is not readable JSON"):
-        opened({**section, "length": 9})
+        opened(section)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_texts_of_json_lines_may_have_other_ends_of_lines(tmp_path: Path, end: str) -> None:
+    lines = [f'{{"text": "a\u2028b\x85c{place}", "y": {place % 2}, "client": "a"}}{end}' for place in range(4)]
+    (tmp_path / "rows.jsonl").write_bytes("".join(lines).encode())
+    section = {"path": tmp_path / "rows.jsonl", "root": tmp_path, "tokenizer": "characters"}
+    assert opened(section, test=0, validation=0).load(0)["train"].x.shape == (4, 6)
 
 
 def test_words_as_torchtext_cuts_them() -> None:
@@ -141,3 +171,11 @@ def test_lists_of_tokens(tmp_path: Path) -> None:
         DataError, match=r"column 'x', row 1 \(client 'a'\) has the token 4; .*below dataset.vocabulary=4"
     ):
         opened({**section, "vocabulary": 4})
+
+
+@pytest.mark.parametrize("token", [2**31 - 1, 2**31, 2**63 - 1])
+def test_tokens_that_have_no_room_are_refused(tmp_path: Path, token: int) -> None:
+    pq.write_table(pa.table({"x": [[3, 1], [4, token]], "y": [0, 1], "client": ["a", "b"]}), tmp_path / "rows.parquet")
+    section = {"path": tmp_path / "rows.parquet", "root": tmp_path, "kind": "tokens"}
+    with pytest.raises(DataError, match=rf"row 1 \(client 'b'\) has the token {token}; .* below 2147483647"):
+        opened(section)
