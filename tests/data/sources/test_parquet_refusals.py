@@ -123,6 +123,15 @@ def test_an_image_that_unpacks_to_more_than_a_memory_holds_is_named(tmp_path: Pa
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize(("kind", "mode"), [("uint16", "I;16"), ("int32", "I"), ("float32", "F")])
+def test_images_of_more_than_8_bits_are_named(tmp_path: Path, kind: str, mode: str) -> None:
+    deep = io.BytesIO()
+    Image.fromarray(PIXELS[0, 0].astype(kind) * 100).save(deep, "TIFF")
+    path = write(tmp_path / "f.parquet", {"image": [PNG, deep.getvalue()], "label": [0, 1]})
+    with pytest.raises(DataError, match=rf"column 'image', row 1: the pixels have more than 8 bits .*mode {mode}\)"):
+        ParquetSource(path=path).open()
+
+
 def test_images_that_do_not_fit_together_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise MemoryError
