@@ -16,7 +16,7 @@ from rayfl.data.sources.copied import CopiedSource
 from rayfl.data.sources.pooled_file import Part
 from rayfl.data.sources.remarks import Remark, on_columns, on_texts, remarks_on
 from rayfl.data.sources.table_files import NamedTable
-from rayfl.data.sources.targets import IGNORE, WANTED
+from rayfl.data.sources.targets import IGNORE, WANTED, check_counted
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.data.sources.tokenizers import tokenizer_file
 from rayfl.data.tables import Standardize, TableColumns, TableOptions
@@ -184,5 +184,9 @@ class ColumnSource(CopiedSource):
                 if self._learns == "mask":
                     found += ", and dataset.ignore for pixels that do not count"
             raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}")
-        known = rows.known_classes if self.labels == "as_found" else None
-        return self.num_classes or max(needed, known or 0)
+        if self.labels == "renumbered":
+            return self.num_classes or needed
+        known = rows.known_classes or 0
+        if not (self.num_classes or known) and self._learns == "class" and rows.clients is None:
+            check_counted(rows.y, ", ".join(map(str, self.files)))
+        return self.num_classes or max(needed, known)
