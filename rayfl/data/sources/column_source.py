@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from rayfl.data.sources.base import LABELS, Labels, NaturalPath, Samples
 from rayfl.data.sources.column_layout import AUTO, Wanted
@@ -85,6 +85,9 @@ class ColumnSource(CopiedSource):
     )
     num_classes: int | None = Field(default=None, ge=1, description="Number of labels; null: the largest label plus 1.")
 
+    _as_trained: bool = PrivateAttr(default=False)
+    """Whether the number of classes is that of the clients' samples, and not a user's."""
+
     @model_validator(mode="after")
     def _fitting(self) -> Self:
         if self.shape is not None and (not self.shape or min(self.shape) < 1):
@@ -150,7 +153,9 @@ class ColumnSource(CopiedSource):
         num_classes = self.num_classes
         if isinstance(opened, Samples) and self._learns in _CLASSES:
             num_classes = opened.spec.num_classes
-        return self.model_copy(update={"part": part, "num_classes": num_classes})
+        other = self.model_copy(update={"part": part, "num_classes": num_classes})
+        other._as_trained = num_classes != self.num_classes
+        return other
 
     @property
     def _wanted(self) -> Wanted:
@@ -178,6 +183,12 @@ class ColumnSource(CopiedSource):
             return 0
         needed = max(int(rows.y.max()), 0) + 1 if self.labels == "as_found" else rows.num_labels
         if self.num_classes is not None and needed > self.num_classes:
+            if self._as_trained:
+                raise DataError(
+                    f"evaluation.official_test: there is a label {needed - 1} in the split {self.part}, but those of "
+                    f"the clients' samples make {self.num_classes} classes: set dataset.num_classes={needed}, or leave "
+                    "the option out"
+                )
             found = f"there are {needed} labels"
             if self.labels == "as_found":
                 found = f"there is a label {needed - 1}; labels are integers from 0, or any with labels=renumbered"
