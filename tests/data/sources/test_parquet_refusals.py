@@ -45,6 +45,7 @@ GOOD: dict[str, Any] = {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1], "client": ["
         ({"x": [b"12", b"123"]}, {"shape": (2,)}, r"column 'x', row 1 \(client 'b'\) has 3 bytes, but row 0 has 2"),
         ({"x": [b"12", None]}, {"shape": (2,)}, r"column 'x', row 1 \(client 'b'\) is null"),
         ({"x": [b"12", b"34"]}, {}, r"column 'x' holds 2 raw bytes a row; say with dataset\.shape"),
+        ({"x": [b"", PNG]}, {}, r"column 'x', row 0 \(client 'a'\) is empty \(0 bytes\): fill it or remove the row"),
         ({"x": [PNG, b"\x89PNG\r\n\x1a\n"]}, {}, r"column 'x', row 1 \(client 'b'\): the image cannot be decoded"),
         ({"x": [PNG, PNG[:-30]]}, {}, r"column 'x', row 1 \(client 'b'\): the image cannot be decoded"),
         (
