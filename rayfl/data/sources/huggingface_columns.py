@@ -185,7 +185,7 @@ def check_same_classes(splits: Sequence[Split], learned: Collection[str]) -> Non
     for name in learned:
         known: tuple[list[str], Path] | None = None
         for split in splits:
-            feature = split.features.get(name)
+            feature: Any = split.features.get(name)
             listed = _kind(feature) in _LISTS
             feature = _inner(feature) if listed else feature
             if _kind(feature) != "ClassLabel":
