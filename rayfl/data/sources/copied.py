@@ -39,8 +39,8 @@ class CopiedSource(PreparableSource):
     part: Part = Field(
         default="both",
         description="The rows that are used, by split. With clients, both keeps the division; train or test takes "
-        "these rows only, and each client's test part is drawn from them. Without clients, both divides all rows among "
-        "the clients, which is warned of unless part says it.",
+        "these rows only, and each client's test part is drawn from them. Without clients, both divides train and "
+        "test rows among the clients, with a warning.",
     )
 
     @property
@@ -118,19 +118,21 @@ class CopiedSource(PreparableSource):
         return replace(pooled.samples("both"), remarks=lambda: [*mixed, *remarks()], table=table)
 
     def _on_test_rows(self, rows: Mapping[str, int]) -> list[Remark]:
-        """Names rows of the split ``test`` that clients train on, though nobody asked for them.
+        """Names rows of the split ``test`` that clients train on; a configuration does not tell who asked for them.
 
         Args:
             rows: by split, how many rows without clients there are.
         """
-        if "part" in self.model_fields_set or rows.keys() != {"train", "test"}:
+        options = type(self).model_fields
+        if options["part"].default != "both" or rows.keys() != {"train", "test"}:
             return []
+        ignoring = "dataset.split=none" if "split" in options else "both splits in dataset.train"
         return [
             Remark(
                 f"{rows['test']} of {sum(rows.values())} samples are of the split test, and are divided among the "
                 "clients like those of the split train: set dataset.part=train to leave them out "
-                "(evaluation.official_test then scores the server's model on them), or dataset.part=both to say that "
-                "this is meant"
+                "(evaluation.official_test then scores the server's model on them), or say with "
+                f"{ignoring} that the division does not count"
             )
         ]
 

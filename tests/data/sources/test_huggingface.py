@@ -107,6 +107,7 @@ def test_images_and_classes_in_the_order_of_the_shuffled_rows(saved: Path, tmp_p
     np.testing.assert_array_equal(samples.x[:, 0], PICTURES[order])  # type: ignore[union-attr]
     assert samples.y.tolist() == [i % 2 for i in order]  # type: ignore[union-attr]
     assert any("the splits validation are left out" in remark.text for remark in samples.remarks())
+    assert any("4 of 22 samples are of the split test" in remark.text for remark in samples.remarks())
     training = HuggingFaceSource(path=saved, root=tmp_path, part="train").open()
     assert len(training.y) == 18  # type: ignore[union-attr]
 

@@ -258,12 +258,12 @@ def test_data_stats_say_it_too(tmp_path: Path) -> None:
     assert "note: the labels are 0, 5, which makes 6 classes" in done.output
 
 
-def test_test_rows_that_clients_would_train_on_are_warned_of_unless_part_is_given(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_test_rows_that_clients_would_train_on_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = table(tmp_path / "f.parquet", split=["train"] * 30 + ["test"] * 10)
     (remark,) = remarks(of_file(path), caplog)
     assert "10 of 40 samples are of the split test" in remark
-    assert "dataset.part=train" in remark and "dataset.part=both" in remark
-    for options in ({"part": "train"}, {"part": "both"}, {"split": "none"}):
+    assert "dataset.part=train" in remark and "dataset.split=none" in remark
+    # Also of a configuration that was written down with all its defaults.
+    assert remarks(parts(of_file(path)).config.dataset.model_dump(mode="json"), caplog) == [remark]
+    for options in ({"part": "train"}, {"split": "none"}):
         assert remarks(of_file(path, **options), caplog) == []
