@@ -13,19 +13,20 @@ from rayfl.examples import Examples, Places
 from rayfl.randomness import RandomStreams
 
 
-def held_out(num_clients: int, share: float, streams: RandomStreams) -> list[int]:
+def held_out(num_clients: int, share: float, streams: RandomStreams, last: int = 0) -> list[int]:
     """Draws the clients that take no part in training; a share is rounded down to whole clients.
 
     Args:
         num_clients: how many there are.
         share: of them, in (0, 1).
         streams: the experiment's randomness; uses the stream ``unseen``.
+        last: how many clients, the last ones, the run held out whose clients these are; then it is they. 0: none.
 
     Returns:
         Their numbers, ascending.
 
     Raises:
-        ConfigError: the share is not one client, or leaves none to train.
+        ConfigError: the share is not one client, or leaves none to train, or it is another than that run's.
     """
     count = int(share * num_clients + 1e-9)
     if not count:
@@ -37,6 +38,13 @@ def held_out(num_clients: int, share: float, streams: RandomStreams) -> list[int
         raise ConfigError(
             f"evaluation.unseen_clients is {share}, which leaves none of {num_clients} clients to train: lower it"
         )
+    if last not in (0, count):
+        raise ConfigError(
+            f"evaluation.unseen_clients is {share}, which is {count} of {num_clients} clients, but the run whose "
+            f"partition.path this is held out {last}: set it to {last / num_clients:g} for the same clients"
+        )
+    if last:
+        return list(range(num_clients - last, num_clients))
     drawn = streams.generator("unseen").choice(num_clients, size=count, replace=False)
     return sorted(int(client) for client in drawn)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
@@ -67,6 +68,8 @@ def check_drawn(config: ExperimentConfig) -> None:
 def check_unseen(config: ExperimentConfig) -> None:
     """Refuses clients that are held out where the method has nothing for newcomers, and epochs that nobody trains.
 
+    Warns where those of an older run may be other clients.
+
     Raises:
         ConfigError: naming the option and the method.
     """
@@ -85,6 +88,12 @@ def check_unseen(config: ExperimentConfig) -> None:
         rule = f"trains as long as {method.joins_for} says" if method.joins_for else "trains nothing"
         tuned = ", set algorithm.finetune_epochs" if "finetune_epochs" in type(method).model_fields else ""
         raise ConfigError(f"evaluation.unseen_epochs: a newcomer to {method.name} {rule}: leave it out{tuned}")
+    if isinstance(config.partition, FilePartition) and not config.partition.unseen():
+        _log.warning(
+            "evaluation.unseen_clients: %s does not say that its run held clients out, so they are drawn; if it did, "
+            "with an older rayfl, they were its last clients",
+            config.partition.path,
+        )
 
 
 def check_newcomers(config: ExperimentConfig, sizes: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from rayfl.data.federated import FederatedDataset
 from rayfl.data.held_out import WithUnseen, held_out
 from rayfl.data.images.augment import Augmentation
 from rayfl.data.opening import open_dataset
-from rayfl.data.partitions.assignment import assignment, assignment_hash
+from rayfl.data.partitions.assignment import FilePartition, assignment, assignment_hash
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.compiled_steps import check_compilable
 from rayfl.engine.round_context import RoundContext
@@ -77,7 +77,11 @@ class Parts:
             ConfigError: when source and partition do not go together, or no client can be held out as asked.
         """
         opened, share = open_dataset(self.config, self.streams), self.config.evaluation.unseen_clients
-        return WithUnseen(opened, held_out(opened.num_clients, share, self.streams)) if share else opened
+        if not share:
+            return opened
+        partition = self.config.partition
+        last = partition.unseen() if isinstance(partition, FilePartition) else 0
+        return WithUnseen(opened, held_out(opened.num_clients, share, self.streams, last))
 
     @cached_property
     def num_clients(self) -> int:
@@ -92,7 +96,7 @@ class Parts:
     @cached_property
     def assignment(self) -> pa.Table:
         """Returns who owns which sample (``rayfl.data.partitions.assignment.ASSIGNMENT_SCHEMA``)."""
-        return assignment(self.dataset)
+        return assignment(self.dataset, self.num_unseen)
 
     @cached_property
     def partition_hash(self) -> str:

@@ -12,6 +12,8 @@ from PIL import Image
 from rayfl.errors import DataError
 
 _GREY = ("1", "L")
+_DEEP = ("I", "F")
+"""How the names of Pillow's modes begin whose pixels are one integer of 16 or 32 bits, or a float."""
 _NUMBERED = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 """Modes of Pillow whose pixels are one integer each; of P they are places in a palette."""
 
@@ -37,12 +39,19 @@ def decode_images(
         uint8 of shape (count, channels, height, width): one channel if all images are grey, else three (RGB).
 
     Raises:
-        DataError: an image cannot be decoded, is larger than any can be meant to be, or has another size than the
-            first; names it.
+        DataError: an image cannot be decoded, is larger than any can be meant to be, has more than 8 bits a value, or
+            has another size than the first; names it.
     """
     heads = [_head(read(position), place(position)) for position in range(count)]
+    for position, (_, own_mode) in enumerate(heads):
+        if own_mode.startswith(_DEEP):  # Pillow would cut values off at 255
+            raise DataError(
+                f"{place(position)}: the pixels have more than 8 bits (Pillow's mode {own_mode}), and images are read "
+                "with 8: convert them, scaled as they should be, or give the values as numbers (lists of floats and "
+                "dataset.shape, or .npy files with dataset=arrays)"
+            )
     size = heads[0][0] if side is None else (side, side)
-    mode = "L" if all(grey for _, grey in heads) else "RGB"
+    mode = "L" if all(own_mode in _GREY for _, own_mode in heads) else "RGB"
     shape = (count, 1 if mode == "L" else 3, size[1], size[0])
     try:
         result = np.empty(shape, dtype=np.uint8)
@@ -119,14 +128,14 @@ def is_encoded(start: bytes) -> bool:
 _SIGNATURES: tuple[bytes, ...] = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
-def _head(data: bytes, place: str) -> tuple[tuple[int, int], bool]:
-    """Size and whether the image is grey, without decoding it: a few bytes may stand for more than a memory holds."""
+def _head(data: bytes, place: str) -> tuple[tuple[int, int], str]:
+    """Size and Pillow's mode of an image, without decoding it: a few bytes may stand for more than a memory holds."""
     try:
         # From Pillow's limit on, not from twice that; without filters of warnings, which other threads share.
         with Image.open(io.BytesIO(data)) as image:
             if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError
-            return image.size, image.mode in _GREY
+            return image.size, image.mode
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(
             f"{place}: the image unpacks to more than the {Image.MAX_IMAGE_PIXELS:,} pixels that Pillow takes; make it "

@@ -21,10 +21,17 @@ _PARTS = (*SPLITS, PUBLIC)
 ASSIGNMENT_SCHEMA = pa.schema([("client", pa.int32()), ("split", pa.string()), ("sample", pa.int64())])
 """One row per sample. ``sample`` counts within the source; for data sets that come divided, within the client's rows.
 Public samples have the client -1."""
+_UNSEEN_KEY = b"rayfl.unseen"
+"""In the schema's metadata: how many clients, the last ones, are held out from training; missing if none is."""
 
 
-def assignment(dataset: FederatedDataset) -> pa.Table:
-    """The table of a data set, by client, split (train, validation, test) and ascending sample."""
+def assignment(dataset: FederatedDataset, unseen: int = 0) -> pa.Table:
+    """The table of a data set, by client, split (train, validation, test) and ascending sample.
+
+    Args:
+        dataset: the clients.
+        unseen: how many of them, the last ones, are held out from training; the table says so in its metadata.
+    """
     rows: list[tuple[int, str, np.ndarray]] = [
         (client, split, np.asarray(places[split], dtype=np.int64))
         for client in range(dataset.num_clients)
@@ -35,7 +42,7 @@ def assignment(dataset: FederatedDataset) -> pa.Table:
     sizes = [len(samples) for _, _, samples in rows]
     splits = np.repeat(np.array([_PARTS.index(split) for _, split, _ in rows], dtype=np.int8), sizes)
     names = pa.DictionaryArray.from_arrays(pa.array(splits), pa.array(_PARTS))
-    return pa.Table.from_arrays(
+    table = pa.Table.from_arrays(
         [
             pa.array(np.repeat(np.array([client for client, _, _ in rows], dtype=np.int32), sizes)),
             names.cast(pa.string()),
@@ -43,6 +50,7 @@ def assignment(dataset: FederatedDataset) -> pa.Table:
         ],
         schema=ASSIGNMENT_SCHEMA,
     )
+    return table.replace_schema_metadata({_UNSEEN_KEY: str(unseen)}) if unseen else table
 
 
 def assignment_hash(table: pa.Table) -> str:
@@ -107,6 +115,14 @@ class FilePartition(BaseModel):
                 raise DataError(f"{self.path}: client {client} has no train sample")
             result.append(places)
         return result, samples[parts == PUBLIC]
+
+    def unseen(self) -> int:
+        """Returns how many clients, the last ones, the run that wrote the file held out; 0 if it does not say so.
+
+        Raises:
+            DataError: as for :meth:`splits`.
+        """
+        return int((self._read().schema.metadata or {}).get(_UNSEEN_KEY, 0))
 
     def _read(self) -> pa.Table:
         path = self.path.expanduser()

@@ -42,7 +42,7 @@ class DirichletPartition(SizedPartition):
         """See the base class; with ``small_clients="drop"`` there may be fewer than K arrays.
 
         Raises:
-            DataError: no draw of a thousand gives every client ``min_samples``.
+            DataError: no draw of a thousand gives every client ``min_samples``, or all clients would be left out.
         """
         self._check_enough(labels)
         generator = streams.generator("split")
@@ -52,6 +52,11 @@ class DirichletPartition(SizedPartition):
         for _ in range(_MOST_DRAWS):
             parts = [sorted_union(chunks) for chunks in self._draw(labels, factors, generator)]
             enough = [part for part in parts if len(part) >= self.min_samples]
+            if not enough and self.small_clients == "drop":
+                raise DataError(
+                    f"partition.min_samples is {self.min_samples}, but none of {self.num_clients} clients has as many, "
+                    f"the largest {max(map(len, parts))}: lower it, or partition.num_clients"
+                )
             if len(enough) == len(parts) or self.small_clients == "drop":
                 return enough
         raise DataError(

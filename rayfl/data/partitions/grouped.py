@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -35,9 +35,14 @@ class PrimaryClassesPartition(SizedPartition):
         """See the base class; some samples may go to nobody.
 
         Raises:
-            DataError: there are fewer classes than folds, or a class has too few samples.
+            DataError: there are fewer classes than folds, or no others than the fold's; or a class has too few samples.
         """
         self._check_enough(labels)
+        if self.num_folds == 1 and self.mode == "excluding" and self.primary_share < 1:
+            raise DataError(
+                f"partition.num_folds is 1, so that there are no other classes for {1 - self.primary_share:.0%} of the "
+                "samples, which would go to nobody: set partition.primary_share=1 or partition.mode=including"
+            )
         classes, totals = np.unique(labels, return_counts=True)
         if self.num_folds > len(classes):
             raise DataError(
@@ -199,7 +204,7 @@ class ClassGroupsPartition(BaseModel):
         default="class_groups", description="Deal classes to groups, cut every group into clients of random size."
     )
     num_groups: int = Field(default=5, ge=1, description="Number of groups.")
-    kinds: tuple[int, ...] | None = Field(
+    kinds: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         default=None,
         description="Numbers of consecutive labels dealt separately, such as (10, 26, 26); null: all together.",
     )

@@ -22,7 +22,7 @@ from rayfl.data.sources.parquet import located
 from rayfl.data.sources.preparing import PREPARED
 from rayfl.data.sources.remarks import Remark, remarks_on
 from rayfl.data.sources.table_files import TableFile, form_of_names, no_column, owner
-from rayfl.data.sources.targets import IGNORE, WANTED, mask_classes, ranked, without
+from rayfl.data.sources.targets import IGNORE, WANTED, check_counted, mask_classes, ranked, without
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.errors import DataError
 from rayfl.examples import Target
@@ -158,6 +158,9 @@ class ArraysSource(CopiedSource):
                 f"dataset.num_classes is {self.num_classes}, but the targets need {needed}: raise it, or set "
                 "dataset.labels=renumbered, or dataset.ignore for pixels that do not count"
             )
+        counted = self.num_classes is None and self.labels == "as_found"
+        if counted and self._learns == "class" and rows.clients is None:
+            check_counted(rows.y, str(self.files[0]))
         return self.num_classes or needed
 
     def _opened(self) -> tuple[pa.Table, tuple[str, ...]]:

@@ -78,6 +78,11 @@ def _plain(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple
     if layout.kind == "bytes":
         first = filled[0][1].column(layout.x[0])
         refuse_nulls(*filled[0], layout.x[0], layout.client)
+        if not len(first[0].as_py()):
+            whose = owner(filled[0][1], layout.client, 0)
+            raise DataError(
+                f"{filled[0][0]}: column {layout.x[0]!r}, row 0{whose} is empty (0 bytes): fill it or remove the row"
+            )
         raw = pa.types.is_fixed_size_binary(first.type)
         if not raw and is_encoded(first[0].as_py()) and (shape is None or len(first[0].as_py()) != _values(shape)):
             return _encoded(filled, layout, shape)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from rayfl.data.sources.base import LABELS, Labels, NaturalPath, Samples
 from rayfl.data.sources.column_layout import AUTO, Wanted
@@ -16,7 +16,7 @@ from rayfl.data.sources.copied import CopiedSource
 from rayfl.data.sources.pooled_file import Part
 from rayfl.data.sources.remarks import Remark, on_columns, on_texts, remarks_on
 from rayfl.data.sources.table_files import NamedTable
-from rayfl.data.sources.targets import IGNORE, WANTED
+from rayfl.data.sources.targets import IGNORE, WANTED, check_counted
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.data.sources.tokenizers import LEARNED, tokenizer_digest
 from rayfl.data.tables import Standardize, TableColumns, TableOptions
@@ -90,6 +90,9 @@ class ColumnSource(CopiedSource):
     )
     num_classes: int | None = Field(default=None, ge=1, description="Number of labels; null: the largest label plus 1.")
 
+    _as_trained: bool = PrivateAttr(default=False)
+    """Whether the number of classes is that of the clients' samples, and not a user's."""
+
     @model_validator(mode="after")
     def _fitting(self) -> Self:
         if self.shape is not None and (not self.shape or min(self.shape) < 1):
@@ -156,7 +159,9 @@ class ColumnSource(CopiedSource):
         num_classes = self.num_classes
         if isinstance(opened, Samples) and self._learns in _CLASSES:
             num_classes = opened.spec.num_classes
-        return self.model_copy(update={"part": part, "num_classes": num_classes})
+        other = self.model_copy(update={"part": part, "num_classes": num_classes})
+        other._as_trained = num_classes != self.num_classes
+        return other
 
     @property
     def _wanted(self) -> Wanted:
@@ -188,14 +193,24 @@ class ColumnSource(CopiedSource):
             return 0
         needed = max(int(rows.y.max()), 0) + 1 if self.labels == "as_found" else rows.num_labels
         if self.num_classes is not None and needed > self.num_classes:
+            if self._as_trained:
+                raise DataError(
+                    f"evaluation.official_test: there is a label {needed - 1} in the split {self.part}, but those of "
+                    f"the clients' samples make {self.num_classes} classes: set dataset.num_classes={needed}, or leave "
+                    "the option out"
+                )
             found = f"there are {needed} labels"
             if self.labels == "as_found":
                 found = f"there is a label {needed - 1}; labels are integers from 0, or any with labels=renumbered"
                 if self._learns == "mask":
                     found += ", and dataset.ignore for pixels that do not count"
             raise DataError(f"dataset.num_classes is {self.num_classes}, but {found}")
-        known = rows.known_classes if self.labels == "as_found" else None
-        return self.num_classes or max(needed, known or 0)
+        if self.labels == "renumbered":
+            return self.num_classes or needed
+        known = rows.known_classes or 0
+        if not (self.num_classes or known) and self._learns == "class" and rows.clients is None:
+            check_counted(rows.y, ", ".join(map(str, self.files)))
+        return self.num_classes or max(needed, known)
 
 
 def _on_held_out(tokenizer: str | None) -> Remark:

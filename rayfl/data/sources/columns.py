@@ -102,7 +102,9 @@ def read_rows(
     layout = layouts[0]
     filled = [(file.path, part) for file, part in zip(tables, parts, strict=True) if part.num_rows]
     clients, splits = client_names(filled, layout.client), split_names(filled, layout.split)
-    known = tables[0].classes.get(layout.y[0]) if layout.y else None
+    known = max(
+        (table.classes[name] for table in tables for name in layout.y[:1] if name in table.classes), default=None
+    )
     if layout.kind in ("texts", "tokens"):
         return replace(_of_texts(filled, layout, wanted, clients, splits, renumbered), known_classes=known)
     columns = None

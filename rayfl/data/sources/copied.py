@@ -39,7 +39,8 @@ class CopiedSource(PreparableSource):
     part: Part = Field(
         default="both",
         description="The rows that are used, by split. With clients, both keeps the division; train or test takes "
-        "these rows only, and each client's test part is drawn from them.",
+        "these rows only, and each client's test part is drawn from them. Without clients, both divides train and "
+        "test rows among the clients, with a warning.",
     )
 
     @property
@@ -112,7 +113,28 @@ class CopiedSource(PreparableSource):
             table = self._table(TableColumns(**{name: tuple(values) for name, values in columns.items()}))
         if options.get("clients"):
             return NaturalPath(path, remarks, table)
-        return replace(PooledFile(path).samples("both"), remarks=remarks, table=table)
+        pooled = PooledFile(path)
+        mixed = self._on_test_rows({part: header.rows for part, header in pooled.header.parts.items()})
+        return replace(pooled.samples("both"), remarks=lambda: [*mixed, *remarks()], table=table)
+
+    def _on_test_rows(self, rows: Mapping[str, int]) -> list[Remark]:
+        """Names rows of the split ``test`` that clients train on; a configuration does not tell who asked for them.
+
+        Args:
+            rows: by split, how many rows without clients there are.
+        """
+        options = type(self).model_fields
+        if options["part"].default != "both" or rows.keys() != {"train", "test"}:
+            return []
+        ignoring = "dataset.split=none" if "split" in options else "both splits in dataset.train"
+        return [
+            Remark(
+                f"{rows['test']} of {sum(rows.values())} samples are of the split test, and are divided among the "
+                "clients like those of the split train: set dataset.part=train to leave them out "
+                "(evaluation.official_test then scores the server's model on them), or say with "
+                f"{ignoring} that the division does not count"
+            )
+        ]
 
     def official_test(self, streams: RandomStreams) -> Samples | NaturalPath:
         """The rows of the split ``test``: of clients that keep the division, or of nobody with ``part=train``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from pydantic import Field
 
 from rayfl.data.federated import FederatedDataset
+from rayfl.data.soundness import check_inputs
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
 from rayfl.data.sources.remarks import Remark, on_texts, remarks_on
 from rayfl.data.sources.targets import WANTED, Wanted, as_targets, check_masks, count_of, mask_classes, ranked
@@ -75,13 +77,36 @@ class CustomSource(Source):
                         f"dataset.{option} is {value}, but {self.function} returned a {kind}, which is used as it is: "
                         "leave the option out"
                     )
-            return made
+            return self._looked_at(made) if isinstance(made, Samples) else made
         if not isinstance(made, tuple) or len(made) not in (3, 4):
             raise DataError(
                 f"dataset {self.function} returned a {type(made).__name__}; needed are (x, y, num_classes), "
                 "(x, y, num_classes, clients), a Samples or a FederatedDataset"
             )
         return self._samples(*made)
+
+    def _looked_at(self, made: Samples) -> Samples:
+        """Samples whose inputs, clients and domains are sound; their types, shapes and targets are checked later."""
+        whose = f"dataset {self.function}"
+        for what, array in (("x", made.x), ("y", made.y)):
+            if not isinstance(array, np.ndarray) or not array.ndim:
+                raise DataError(f"{whose}: {what} of Samples is a {type(array).__name__}; needed is a NumPy array")
+        count = len(made.x)
+        names = None if made.clients is None else _names(made.clients, count, whose)
+        if made.table is None and made.x.dtype.kind == "f":  # in tables NaN stands for what is missing
+            self._check_finite(made.x, names)
+        if made.spec.kind == "tokens" and made.x.dtype.kind in "iu":
+            check_inputs(torch.from_numpy(made.x.astype(np.int64)), made.spec, whose)
+        if made.domain is not None:
+            domain, known = np.asarray(made.domain), len(made.domains)
+            fits = domain.dtype.kind in "iu" and domain.shape == (count,)
+            if not fits or ((domain < 0) | (domain >= known)).any():
+                raise DataError(
+                    f"{whose}: domain has the type {domain.dtype} and the shape {domain.shape}; needed is an integer "
+                    f"for each of the {count} samples, a position among the {known} names in domains"
+                )
+            made = replace(made, domain=domain)
+        return replace(made, clients=names)
 
     def _samples(self, x: Any, y: Any, num_classes: Any, clients: Any = None) -> Samples:
         whose = f"dataset {self.function}"
@@ -106,11 +131,7 @@ class CustomSource(Source):
             )
         if self.labels == "renumbered" and target not in ("class", "mask"):
             raise DataError(f"{whose}: dataset.labels=renumbered is for classes, and there are none: leave it out")
-        names = None
-        if clients is not None:
-            names = np.asarray(clients)
-            if names.shape != x.shape[:1]:
-                raise DataError(f"{whose}: clients have the shape {names.shape}; needed is a name or number each")
+        names = None if clients is None else _names(clients, len(x), whose)
         y = as_targets(y, target, f"{whose}: y", len(x), names)
         count = count_of(num_classes, y, target, whose)
         if target == "mask":
@@ -212,6 +233,27 @@ def _as_array(value: Any, whose: str) -> np.ndarray:
         other = next((place for place, size in enumerate(sizes) if size != sizes[0]), None)
         found = str(error) if other is None else f"sample {other} has {sizes[other]} values, but sample 0 {sizes[0]}"
         raise DataError(f"{whose}: {found}; give all samples the same shape") from error
+
+
+def _names(clients: Any, count: int, whose: str) -> np.ndarray:
+    """Returns whose each sample is; raises DataError unless that is known of all."""
+    names = np.asarray(clients)
+    if names.shape != (count,):
+        raise DataError(
+            f"{whose}: clients have the shape {names.shape}; needed is a name or number for each of {count} samples"
+        )
+    if names.dtype.kind not in "biu":
+        # as given: among texts NumPy turns NaN into one
+        for sample, name in enumerate(np.asarray(clients, dtype=object)):
+            if name is None or (isinstance(name, float | np.floating) and np.isnan(name)):
+                raise DataError(f"{whose}: the client of sample {sample} is {name}: name it, or remove the sample")
+        try:
+            np.unique(names)
+        except TypeError as error:
+            raise DataError(
+                f"{whose}: clients cannot be sorted ({error}): name all by texts, or by integers"
+            ) from error
+    return names
 
 
 def _owner(names: np.ndarray | None, sample: int) -> str:

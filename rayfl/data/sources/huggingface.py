@@ -13,7 +13,7 @@ from pydantic import Field
 from rayfl.data.sources.column_layout import AUTO, NONE
 from rayfl.data.sources.column_source import ColumnSource
 from rayfl.data.sources.columns import Rows
-from rayfl.data.sources.huggingface_columns import SPLIT_COLUMN, SplitTable
+from rayfl.data.sources.huggingface_columns import SPLIT_COLUMN, SplitTable, check_same_classes
 from rayfl.data.sources.huggingface_files import Split, data_files, library, splits_of
 from rayfl.data.sources.preparing import Order
 from rayfl.data.sources.remarks import Remark
@@ -68,6 +68,7 @@ class HuggingFaceSource(ColumnSource):
         given = (self.y,) if isinstance(self.y, str) else self.y
         client = "client" if self.client == AUTO else self.client
         learned = _LABELS if self.y == AUTO else given
+        check_same_classes([found[name] for names in parts.values() for name in names], learned)
         return [
             SplitTable(found[name], learned, part if parts["test"] else None, client)
             for part, names in parts.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,38 @@ class SplitTable:
         self.shapes[name] = tuple(shape)
         flat = pa.FixedSizeListArray.from_arrays(values.cast(dtype), math.prod(shape))
         return flat.cast(pa.list_(dtype))
+
+
+def check_same_classes(splits: Sequence[Split], learned: Collection[str]) -> None:
+    """Makes sure that a number means the same class in all splits, of which one may know more classes than another.
+
+    Args:
+        splits: those that are read together.
+        learned: columns whose classes are numbers.
+
+    Raises:
+        DataError: naming column, class and both splits.
+    """
+    for name in learned:
+        known: tuple[list[str], Path] | None = None
+        for split in splits:
+            feature: Any = split.features.get(name)
+            listed = _kind(feature) in _LISTS
+            feature = _inner(feature) if listed else feature
+            if _kind(feature) != "ClassLabel":
+                continue
+            names, path = known = known or (feature.names, split.path)
+            pairs = enumerate(zip_longest(feature.names, names))
+            other = next((pair for pair in pairs if pair[1][0] != pair[1][1] and (listed or None not in pair[1])), None)
+            if other is not None:
+                number, (here, there) = other
+                raise DataError(
+                    f"{split.path}: class {number} of column {name!r} is {here!r}, but that of {path} is {there!r}: "
+                    "give all splits the same classes in one order with cast_column, or leave a split out with "
+                    "dataset.train and dataset.test"
+                )
+            if len(feature.names) > len(names):
+                known = feature.names, split.path
 
 
 def _kind(feature: Any) -> str:

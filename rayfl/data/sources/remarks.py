@@ -90,10 +90,10 @@ def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: boo
         return [
             Remark(f"all {samples} samples have the label {present[0]}: a model that always says so is never wrong")
         ]
+    from_one = len(present) == num_classes - 1 and present[0] == 1
+    if len(present) == num_classes or not (counted or from_one):
+        return []  # before all classes are listed: a user may say that there are very many
     missing = np.setdiff1d(np.arange(num_classes), present)
-    from_one = len(missing) == 1 and missing[0] == 0
-    if not len(missing) or not (counted or from_one):
-        return []
     meant = "" if not counted else f", or dataset.num_classes={num_classes}, if they are meant"
     if masks and present[-1] == VOID:
         meant += (

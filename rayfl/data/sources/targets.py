@@ -127,6 +127,29 @@ def mask_classes(y: np.ndarray, whose: str) -> np.ndarray:
     return np.array(sorted(found))
 
 
+MOST_COUNTED = 2**15
+"""More classes than this are taken only where a user says how many there are."""
+
+
+def check_counted(y: np.ndarray, whose: str) -> None:
+    """Refuses labels whose largest makes so many classes that it is hardly the number of one.
+
+    Args:
+        y: labels of shape (N,), where nobody said how many classes there are.
+        whose: what to call them in messages.
+
+    Raises:
+        DataError: naming the row.
+    """
+    row = int(y.argmax())
+    if y[row] >= MOST_COUNTED:
+        raise DataError(
+            f"{whose}: row {row} has the label {y[row]}, which makes {y[row] + 1} classes: mend the row, set "
+            f"dataset.labels=renumbered to number the labels that occur, or dataset.num_classes={y[row] + 1}, if that "
+            "many classes are meant"
+        )
+
+
 IGNORE = "Of masks: the value of pixels that do not count, such as 255; null: only -100 does not."
 
 

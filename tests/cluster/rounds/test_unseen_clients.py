@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -50,6 +51,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 def parts_of(content: dict[str, Any], **changes: Any) -> Parts:
     return Parts(load_config(Experiment, content, {key.replace("__", "."): value for key, value in changes.items()}))
+
+
+def test_a_run_that_takes_the_partition_over_holds_out_the_same_clients(
+    run: Result, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = Path(run.path) / "partition.parquet"
+    taken = experiment(tmp_path, partition={"name": "file", "path": str(file)}, seed=7)
+    parts = parts_of(taken)
+    parts.check()
+    assert parts.partition_hash == run.partition and "so they are drawn" not in caplog.text
+    with pytest.raises(ConfigError, match=r"which is 6 of 12 clients, but the run .* held out 3: set it to 0.25"):
+        parts_of(taken, evaluation__unseen_clients=0.5).dataset  # noqa: B018
+    # A file that does not say so: from another program, or of an older rayfl.
+    pq.write_table(pq.read_table(file).replace_schema_metadata(None), tmp_path / "silent.parquet")
+    parts_of(taken, partition__path=str(tmp_path / "silent.parquet")).check()
+    assert "silent.parquet does not say that its run held clients out, so they are drawn" in caplog.text
 
 
 def test_rows_of_the_cohort_unseen_are_of_clients_that_never_trained(run: Result) -> None:

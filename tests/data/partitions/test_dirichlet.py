@@ -71,6 +71,10 @@ def test_small_clients_are_redrawn_or_dropped() -> None:
     dropped = DirichletPartition(**settings_, min_samples=11, small_clients="drop").assign(labels, RandomStreams(0))
     assert 0 < len(dropped) < 40
     assert min(map(len, dropped)) >= 11
+    with pytest.raises(
+        DataError, match=r"min_samples is 501, but none of 40 clients has as many, the largest \d+: lower"
+    ):
+        DirichletPartition(**settings_, min_samples=501, small_clients="drop").assign(labels, RandomStreams(0))
     with pytest.raises(DataError, match=r"partition.alpha is 0.05: in 1000 draws some client had fewer than 11"):
         DirichletPartition(**settings_, min_samples=11).assign(labels, RandomStreams(0))
     redrawn = DirichletPartition(num_clients=10, alpha=0.5, cap=False, min_samples=10).assign(labels, RandomStreams(0))

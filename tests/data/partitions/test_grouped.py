@@ -67,6 +67,12 @@ def test_unbalanced_data_are_refused_with_numbers() -> None:
         PrimaryClassesPartition(num_clients=5).assign(labels, RandomStreams(0))
     with pytest.raises(DataError, match="only 5 classes"):
         PrimaryClassesPartition(num_clients=5, num_folds=6).assign(labels, RandomStreams(0))
+    with pytest.raises(DataError, match="no other classes for 20% of the samples, which would go to nobody"):
+        PrimaryClassesPartition(num_clients=5, num_folds=1).assign(labels, RandomStreams(0))
+    parts = PrimaryClassesPartition(num_clients=5, num_folds=1, primary_share=1).assign(
+        np.arange(50) % 5, RandomStreams(0)
+    )
+    assert [len(part) for part in parts] == [10] * 5
 
 
 def test_emnist_by_class_gives_about_the_papers_clients() -> None:
@@ -102,6 +108,8 @@ def test_groups_that_do_not_fit_are_refused() -> None:
         ClassGroupsPartition(num_groups=2, kinds=(2, 3), min_size=1).assign(labels, RandomStreams(0))
     with pytest.raises(DataError, match="no group has enough samples"):
         ClassGroupsPartition(num_groups=2).assign(labels, RandomStreams(0))
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        ClassGroupsPartition(kinds=(9, -5))
     with pytest.raises(ValidationError, match="must not exceed"):
         ClassGroupsPartition(min_size=5, max_size=4)
 

@@ -233,3 +233,6 @@ def test_missing_files_and_options_of_other_tasks_are_named(tmp_path: Path) -> N
         opened(path, "regression", y="age", num_classes=3)
     with pytest.raises((RayflError, ConfigError), match=r"no next tokens"):
         opened(path, "language_model")
+    path.write_text(path.read_text().replace("40.5,0", "40.5,70000"))
+    with pytest.raises(RayflError, match=r"table.csv: row 10 has the label 70000, which makes 70001 classes"):
+        opened(path, "classification", y="grade", client="none")

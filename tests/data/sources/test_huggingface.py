@@ -107,6 +107,7 @@ def test_images_and_classes_in_the_order_of_the_shuffled_rows(saved: Path, tmp_p
     np.testing.assert_array_equal(samples.x[:, 0], PICTURES[order])  # type: ignore[union-attr]
     assert samples.y.tolist() == [i % 2 for i in order]  # type: ignore[union-attr]
     assert any("the splits validation are left out" in remark.text for remark in samples.remarks())
+    assert any("4 of 22 samples are of the split test" in remark.text for remark in samples.remarks())
     training = HuggingFaceSource(path=saved, root=tmp_path, part="train").open()
     assert len(training.y) == 18  # type: ignore[union-attr]
 
@@ -225,6 +226,22 @@ def test_a_copy_is_read_without_the_library(saved: Path, tmp_path: Path, monkeyp
 def test_what_is_wrong_is_said(saved: Path, tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         HuggingFaceSource(path=saved, root=tmp_path, **options).open()
+
+
+def test_a_number_stands_for_one_class_in_all_splits(tmp_path: Path) -> None:
+    def in_two_splits(folder: str, *names: list[str]) -> HuggingFaceSource:
+        splits = {}
+        for split, classes in zip(("train", "test"), names, strict=True):
+            features = datasets.Features({"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=classes)})
+            rows = {"x": [1.0, 2.0], "label": ["cat", "dog"]}
+            splits[split] = datasets.Dataset.from_dict(rows, features=features)
+        datasets.DatasetDict(splits).save_to_disk(str(tmp_path / folder))
+        return HuggingFaceSource(path=tmp_path / folder, root=tmp_path)
+
+    with pytest.raises(DataError, match=r"test: class 0 of column 'label' is 'dog', but that of .*train is 'cat'"):
+        in_two_splits("turned", ["cat", "dog"], ["dog", "cat"]).open()
+    more = in_two_splits("more", ["cat", "dog"], ["cat", "dog", "cow"]).open()
+    assert more.y.tolist() == [0, 1, 0, 1] and more.spec.num_classes == 3  # type: ignore[union-attr]
 
 
 def test_a_folder_may_hold_the_copies_of_itself(tmp_path: Path) -> None:

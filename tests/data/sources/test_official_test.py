@@ -227,7 +227,13 @@ def test_labels_that_the_clients_do_not_know(tmp_path: Path) -> None:
     pq.write_table(pa.table(rows), path)
     dataset = {"name": "parquet", "path": str(path), "part": "train"}
     content = settings(tmp_path, dataset=dataset, partition={"name": "iid", "num_clients": 2}, transform={})
-    with pytest.raises(DataError, match="num_classes is 2, but there is a label 5"):
+    unknown = r"label 5 in the split test, but .* make 2 classes: set dataset.num_classes=6, or leave the option out"
+    with pytest.raises(DataError, match=unknown):
+        parts_of(content).check()
+    dataset["num_classes"] = 6
+    parts_of(content).check()
+    dataset["num_classes"] = 5
+    with pytest.raises(DataError, match=r"dataset.num_classes is 5, but there is a label 5"):
         parts_of(content).check()
 
 

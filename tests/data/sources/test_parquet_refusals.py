@@ -45,6 +45,7 @@ GOOD: dict[str, Any] = {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1], "client": ["
         ({"x": [b"12", b"123"]}, {"shape": (2,)}, r"column 'x', row 1 \(client 'b'\) has 3 bytes, but row 0 has 2"),
         ({"x": [b"12", None]}, {"shape": (2,)}, r"column 'x', row 1 \(client 'b'\) is null"),
         ({"x": [b"12", b"34"]}, {}, r"column 'x' holds 2 raw bytes a row; say with dataset\.shape"),
+        ({"x": [b"", PNG]}, {}, r"column 'x', row 0 \(client 'a'\) is empty \(0 bytes\): fill it or remove the row"),
         ({"x": [PNG, b"\x89PNG\r\n\x1a\n"]}, {}, r"column 'x', row 1 \(client 'b'\): the image cannot be decoded"),
         ({"x": [PNG, PNG[:-30]]}, {}, r"column 'x', row 1 \(client 'b'\): the image cannot be decoded"),
         (
@@ -121,6 +122,15 @@ def test_an_image_that_unpacks_to_more_than_a_memory_holds_is_named(tmp_path: Pa
     ):
         ParquetSource(path=path).open()
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("uint16", "I;16"), ("int32", "I"), ("float32", "F")])
+def test_images_of_more_than_8_bits_are_named(tmp_path: Path, kind: str, mode: str) -> None:
+    deep = io.BytesIO()
+    Image.fromarray(PIXELS[0, 0].astype(kind) * 100).save(deep, "TIFF")
+    path = write(tmp_path / "f.parquet", {"image": [PNG, deep.getvalue()], "label": [0, 1]})
+    with pytest.raises(DataError, match=rf"column 'image', row 1: the pixels have more than 8 bits .*mode {mode}\)"):
+        ParquetSource(path=path).open()
 
 
 def test_images_that_do_not_fit_together_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,40 @@ def test_a_data_set_of_ones_own_numbers_its_labels_itself() -> None:
             parts({"name": "custom", "function": f"{HERE}:made", option: value}).dataset  # noqa: B018
 
 
+SPEC = InputSpec("image", (3,), 4)
+FLOATS, CLASSES = X.astype(np.float32), np.arange(N) % 4
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            Samples(np.where(np.arange(N)[:, None] == 17, np.float32("nan"), FLOATS), CLASSES, SPEC),
+            "x of sample 17 holds a value that is not finite",
+        ),
+        (
+            Samples(np.full((N, 3), 9), CLASSES, InputSpec("tokens", (3,), 4, 9)),
+            "a token of sample 0 is 9, but the data set says that it has 9 tokens",
+        ),
+        (
+            Samples(FLOATS, CLASSES, SPEC, np.arange(30)),
+            r"clients have the shape \(30,\); needed is .* each of 40 samples",
+        ),
+        (Samples(FLOATS, CLASSES, SPEC, domains=("a",), domain=np.arange(N) % 2), "among the 1 names in domains"),
+        (Samples(FLOATS, CLASSES, SPEC, domains=("a",), domain=np.zeros(9, int)), r"domain has .* the shape \(9,\)"),
+        (Samples(torch.from_numpy(FLOATS), CLASSES, SPEC), "x of Samples is a Tensor; needed is a NumPy array"),  # type: ignore[arg-type]
+        (Samples(FLOATS, CLASSES[:9], SPEC, CLASSES), r"x has the shape \(40, 3\) and y \(9,\)"),
+        ((X, CLASSES, 4, ["a", None] * 20), "the client of sample 1 is None: name it, or remove the sample"),
+        ((X, CLASSES, 4, ["a", float("nan")] * 20), "the client of sample 1 is nan"),
+        ((X, CLASSES, 4, np.array(["a", 1] * 20, dtype=object)), "clients cannot be sorted .*: name all by texts"),
+    ],
+)
+def test_samples_and_clients_of_a_function_are_looked_at(made: object, message: str) -> None:
+    MADE["data"] = made
+    with pytest.raises(DataError, match=message):
+        parts({"name": "custom", "function": f"{HERE}:made"}, partition="natural").dataset  # noqa: B018
+
+
 def test_options_of_other_inputs_and_targets_are_refused() -> None:
     with pytest.raises(DataError, match=r"dataset.vocabulary is 9, but x has the type float64"):
         parts(of_function(X, np.array(GAP), 4, vocabulary=9)).dataset  # noqa: B018

@@ -62,6 +62,17 @@ def test_labels_with_gaps_are_warned_of_and_can_be_numbered(
     assert (opened.spec.num_classes, opened.y.tolist()) == (2, [0, 1] * 20)
 
 
+def test_a_label_that_makes_a_billion_classes_is_named(tmp_path: Path) -> None:
+    labels = [0, 1, 2, 10**9] * 10
+    path = table(tmp_path / "f.parquet", y=labels)
+    with pytest.raises(DataError, match=r"row 3 has the label 1000000000.*labels=renumbered.*num_classes=1000000001,"):
+        ParquetSource(path=path).open()
+    renumbered = ParquetSource(path=path, labels="renumbered").open()
+    assert isinstance(renumbered, Samples) and renumbered.spec.num_classes == 4
+    meant = ParquetSource(path=path, num_classes=10**9 + 1).open()
+    assert isinstance(meant, Samples) and meant.remarks() == []  # found without a list of all classes
+
+
 def test_what_is_said_before_a_run_has_its_folder_is_in_its_log(tmp_path: Path) -> None:
     path = table(tmp_path / "f.parquet", y=ONE_TWO)
     config = parts(of_file(path), cluster={"backend": "inline"}, storage_path=str(tmp_path), name="run").config
@@ -245,3 +256,14 @@ def test_data_stats_say_it_too(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*arguments, "partition={name: iid, num_clients: 4}"])
     assert done.exit_code == 0, done.output
     assert "note: the labels are 0, 5, which makes 6 classes" in done.output
+
+
+def test_test_rows_that_clients_would_train_on_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = table(tmp_path / "f.parquet", split=["train"] * 30 + ["test"] * 10)
+    (remark,) = remarks(of_file(path), caplog)
+    assert "10 of 40 samples are of the split test" in remark
+    assert "dataset.part=train" in remark and "dataset.split=none" in remark
+    # Also of a configuration that was written down with all its defaults.
+    assert remarks(parts(of_file(path)).config.dataset.model_dump(mode="json"), caplog) == [remark]
+    for options in ({"part": "train"}, {"split": "none"}):
+        assert remarks(of_file(path, **options), caplog) == []

@@ -63,8 +63,8 @@ def test_tokens_that_are_learned_from_what_is_tested_are_warned_of(
     section = own(changes=changes, **{"x": "note", "y": "outcome", "tokenizer": "words", **options})
     partition = IIDPartition(num_clients=2) if section["client"] == "none" else None
     remarks = opened(section, partition=partition).remarks()
-    assert len(remarks) == warned
-    assert all(remark.startswith("dataset.tokenizer=words learns its tokens before holdout") for remark in remarks)
+    words = "dataset.tokenizer=words learns its tokens before holdout"
+    assert [remark.startswith(words) for remark in remarks].count(True) == warned
 
 
 def saved_tokenizer(folder: Path, padding: bool = False, special: bool = False, **more: Any) -> Any:
