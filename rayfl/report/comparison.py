@@ -12,6 +12,7 @@ from rayfl.report.grouping import Group, check_same_data, group_runs
 from rayfl.report.lines import DEFAULT, Line, Wanted, lines_of, with_best
 from rayfl.report.rows import (
     RowKey,
+    drawn_clients,
     final_by_key,
     lacking,
 )
@@ -111,6 +112,15 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
         notes.append(
             f"* best round: the best of all evaluations, chosen by the {runs[0].measured.split} data that the number "
             "is of, as some papers print it: not a fair estimate"
+        )
+        notes += _gathered(
+            (
+                run,
+                f"no best round, evaluations before the last round are of {size} drawn clients, other ones each time "
+                "(evaluation.clients): the best of them is that of the luckiest clients",
+            )
+            for run in evaluated
+            if (size := drawn_clients(run)) is not None
         )
     if any(line.key.selected_on.startswith("validation") for line in lines) and runs[0].measured.split == "validation":
         notes.append("rows that were chosen on validation data are shown on the same data: these numbers flatter them")

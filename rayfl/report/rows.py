@@ -73,15 +73,19 @@ def final_by_key(run: Run) -> dict[RowKey, dict[str, Any]]:
 def best_rounds(run: Run, key: RowKey) -> dict[str, float]:
     """The best value of the task's first metric over all evaluations of a row, mean over clients and pooled.
 
-    The choice of the round has seen the very data that the value is of.
+    The choice of the round has seen the very data that the value is of. Values are nan where evaluations are of drawn
+    clients: the best of them would be that of the luckiest clients.
     """
     first = metrics_of(run.rounds)[0]
+    names = (first.name, f"pooled_{first.name}")
+    if drawn_clients(run) is not None:
+        return {f"{name}{BEST_ROUND}": float("nan") for name in names}
     field = pc.field
     rows = run.rounds.filter(
         run.measured.rows & (field("model") == key.model) & (field("selected_on") == key.selected_on)
     )
     best = pc.max if first.sign > 0 else pc.min
-    found = {name: best(rows[name]).as_py() for name in (first.name, f"pooled_{first.name}")}
+    found = {name: best(rows[name]).as_py() for name in names}
     return {f"{name}{BEST_ROUND}": float("nan") if value is None else value for name, value in found.items()}
 
 
@@ -134,12 +138,18 @@ def evaluated(run: Run) -> str:
     return f"{'all ' if count == run.measured_clients else ''}{of_clients(count, run.measured_clients)} clients{held}"
 
 
+def drawn_clients(run: Run) -> int | None:
+    """Returns of how many drawn clients earlier evaluations were (``evaluation.clients``); None where of all clients."""
+    asked = run.content.get("evaluation", {}).get("clients", "all")
+    return None if run.measured.cohort != "all" or asked in ("all", run.num_clients) else int(asked)
+
+
 def drawn(runs: Iterable[Run]) -> str:
-    """Returns in words of whom earlier evaluations were (``evaluation.clients``); empty where of all clients."""
-    asked = {run.content.get("evaluation", {}).get("clients", "all") for run in runs if run.measured.cohort == "all"}
-    if not asked - {"all"}:
+    """Returns in words of whom earlier evaluations were; empty where of all clients."""
+    asked = {drawn_clients(run) for run in runs if run.measured.cohort == "all"}
+    if not asked - {None}:
         return ""
-    sizes = " or ".join(sorted(map(str, asked)))
+    sizes = " or ".join(sorted("all" if size is None else str(size) for size in asked))
     return f" Evaluations before the last round are of {sizes} clients, drawn for each of them."
 
 
