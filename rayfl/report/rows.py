@@ -139,7 +139,7 @@ def evaluated(run: Run) -> str:
 
 
 def drawn_clients(run: Run) -> int | None:
-    """Returns of how many drawn clients earlier evaluations were (``evaluation.clients``); None where of all clients."""
+    """Returns how many drawn clients earlier evaluations were of (``evaluation.clients``); None where of all."""
     asked = run.content.get("evaluation", {}).get("clients", "all")
     return None if run.measured.cohort != "all" or asked in ("all", run.num_clients) else int(asked)
 

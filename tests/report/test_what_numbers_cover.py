@@ -1,10 +1,9 @@
-"""What numbers of a comparison are about: the same clients at every evaluation, and those that a metric is defined for."""
+"""What numbers are about: the same clients at every evaluation, and those that a metric is defined for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-
 
 from algorithms.registry import METHODS
 from rayfl.report.columns import columns_of
