@@ -9,7 +9,7 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.naming.spelling import nearest
 from rayfl.report.columns import Metric, metrics_for
 from rayfl.report.grouping import Group, check_same_data, group_runs
-from rayfl.report.lines import DEFAULT, Line, Wanted, lines_of, with_best
+from rayfl.report.lines import DEFAULT, Line, Wanted, lines_of, undefined, with_best
 from rayfl.report.rows import (
     RowKey,
     drawn_clients,
@@ -108,6 +108,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
     notes += _partners(finished, clients or seeds)
+    notes += undefined(lines, wanted.metrics)
     if any(metric.chosen for metric in wanted.metrics):
         notes.append(
             f"* best round: the best of all evaluations, chosen by the {runs[0].measured.split} data that the number "

@@ -14,7 +14,7 @@ from rayfl.examples import SPLITS
 from rayfl.results.personalized import of_clients
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
-from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries
+from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries, where
 from rayfl.tracking.timings import seconds_spent
 
 
@@ -201,6 +201,28 @@ def client_rows(run: Run, key: RowKey) -> pa.Table | None:
     if not model:
         return None
     return rows_of_clients(run.clients, model, row["round"], run.measured)
+
+
+def covered(run: Run, key: RowKey, column: str) -> int | None:
+    """Returns how many clients a number of the last evaluation is over: those with samples for which it is defined.
+
+    None where that is not known: each client has a model of its own choice, and the metric is undefined somewhere.
+
+    Args:
+        run: the run.
+        key: of the row.
+        column: of ``rounds.parquet``, or of a best round.
+    """
+    everybody, rows = int(final_by_key(run)[key]["clients"]), client_rows(run, key)
+    name = column.removesuffix(BEST_ROUND)
+    if name not in run.clients.column_names:
+        if name.startswith("pooled_"):
+            return everybody
+        name = metrics_of(run.rounds)[0].name  # the worst clients and the fairness index are by the first metric
+    if rows is not None:
+        return everybody - int(rows[name].null_count)
+    last = where(run.clients.filter(run.measured.rows), round=final_by_key(run)[key]["round"])
+    return None if last[name].null_count else everybody
 
 
 def bins(run: Run, key: RowKey) -> pa.Table:
