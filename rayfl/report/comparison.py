@@ -107,7 +107,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     lines = with_best([line for group in groups for line in lines_of(group, wanted)], wanted.metrics)
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
-    notes += _partners(finished, clients or seeds)
+    notes += _partners(finished, clients or seeds, tested)
     notes += undefined(lines, wanted.metrics)
     if any(metric.chosen for metric in wanted.metrics):
         notes.append(
@@ -155,10 +155,15 @@ def _who(measured: Measured) -> str:
     return {"all": "its clients", "selected": "its cohorts", "unseen": "its held-out clients"}[measured.cohort]
 
 
-def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
+def _partners(groups: Sequence[Group], tests: Sequence[PairTest], tested: Metric) -> list[str]:
     paired = {label for test in tests for label in (test.first, test.second)}
     # What lacks the row itself is told apart.
     lonely = [group.label for group in groups if group.label not in paired and not any(map(lacking, group.runs))]
     if len(groups) < 2 or not lonely:
         return []
-    return [f"no test with {', '.join(lonely)}: no other method was run with the same seed on the same clients"]
+    if tested.chosen:
+        return ["no test: best rounds are not tested"]
+    why = "no other method was run with the same seed on the same clients"
+    if not tested.by_client:
+        why = f"{tested.column} is one number of a run, and its test needs two seeds or more that another method has"
+    return [f"no test with {', '.join(lonely)}: {why}"]

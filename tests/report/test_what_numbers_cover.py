@@ -68,3 +68,23 @@ def test_evaluations_of_drawn_clients_have_no_best_round(copied: Copied, finishe
         assert (means["top1_best_round"] is not None, means["pooled_top1_best_round"] is not None) == (known, known)
         said = [note for note in comparison.notes if "no best round" in note and "evaluation.clients" in note]
         assert bool(said) is not known and all(run.uri in note for note in said)
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (
+            "top1_worst5",
+            "no test with fedavg, superfed: top1_worst5 is one number of a run, and its test needs two seeds",
+        ),
+        (
+            "pooled_top1",
+            "no test with fedavg, superfed: pooled_top1 is one number of a run, and its test needs two seeds",
+        ),
+        ("top1_best_round", "no test: best rounds are not tested"),
+        ("top1", None),
+    ],
+)
+def test_why_there_is_no_test(pair: list[Run], metric: str, said: str | None) -> None:
+    notes = [note for note in compare(pair, Wanted([columns_of(pair)[metric]])).notes if note.startswith("no test")]
+    assert [said is not None and note.startswith(said) for note in notes] == [True] * (said is not None)
