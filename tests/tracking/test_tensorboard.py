@@ -56,12 +56,8 @@ def test_by_default_there_are_few_curves(splits: list[str], validation: float, t
     names = {}
     for choice in ("overview", "all"):
         experiment = small_experiment(tmp_path, choice, "superfed-mm", backend="inline")
-        tracking = {"tensorboard_scalars": choice}
-        path = Path(
-            rayfl.run(
-                {**experiment, "evaluation": evaluation, "tracking": tracking, "holdout": {"validation": validation}}
-            ).path
-        )
+        experiment |= {"tracking": {"tensorboard_scalars": choice}, "holdout": {"validation": validation}}
+        path = Path(rayfl.run({**experiment, "evaluation": evaluation}).path)
         names[choice] = EventAccumulator(str(path), size_guidance=SIZES).Reload().Tags()
     few, every = (set(names[choice]["scalars"]) for choice in ("overview", "all"))
     assert few < every and 10 < len(few) <= 40 < len(every)
