@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from torch import Tensor
 
 from actors.federation.federation import Federation
@@ -23,6 +22,7 @@ from rayfl.params import Tree, leaves
 from rayfl.results.schemas import metrics_of
 from rayfl.results.summaries import defined
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.participation import left_out
 from rayfl.runs.rows import where
 from rayfl.storage.manifest import Manifest
 
@@ -205,9 +205,8 @@ def _took_part(run: RunFolder, round: int) -> list[int]:
     """Returns the sampled clients without those that were left out."""
     if run.parts.schedule is not None:
         raise RunError("rounds on simulated devices cannot be replayed: who was asked depends on the virtual clock")
-    rows = run.skipped.filter(pc.not_equal(run.skipped["procedure"], "predictors"))
-    left_out = set(where(rows, round=round)["client"].to_pylist())
-    return [client for client in run.parts.cohort(round - 1) if client not in left_out]
+    absent = set(where(left_out(run.skipped), round=round)["client"].to_pylist())
+    return [client for client in run.parts.cohort(round - 1) if client not in absent]
 
 
 def _note(vectorized: bool) -> str:

@@ -45,6 +45,18 @@ class RandomStreams:
         key: Any = _Key(self._digest(name, round, client))
         return np.random.Generator(np.random.Philox(key))
 
+    def drawn(self, name: str, round: int, among: int, size: int) -> list[int]:
+        """Different clients, ascending, drawn from the stream (name, round).
+
+        Args:
+            name: of the stream.
+            round: its round.
+            among: they are below this number.
+            size: how many.
+        """
+        found = self.generator(name, round).choice(among, size=size, replace=False)
+        return sorted(int(client) for client in found)
+
     def integer(self, name: str, round: int = _NO_COORDINATE, client: int = _NO_COORDINATE) -> int:
         """A 63-bit seed for libraries that take an integer (PyTorch, scikit-learn)."""
         return int.from_bytes(self._digest(name, round, client)[:8], "little") >> 1

@@ -266,12 +266,16 @@ class Federation(Clients):
         """Makes every host write its changed states; the next round may already run meanwhile."""
         return self._hosts.start_commit(rounds_completed)
 
-    def finish_commit(self, handles: dict[Any, int]) -> dict[int, StoredFile]:
+    def finish_commit(self, handles: dict[Any, int], counts: dict[str, int] | None = None) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.
 
         May run on another thread, since it changes nothing here.
+
+        Args:
+            handles: of the commit.
+            counts: receives how many states each of the files has, by its name.
         """
-        return self._hosts.finish_commit(handles)
+        return self._hosts.finish_commit(handles, counts)
 
     def adopt(self, committed: Mapping[int, StoredFile]) -> None:
         """Records which files of a commit hold the states."""

@@ -186,15 +186,22 @@ class Hosts:
         """Makes every host write its changed states; the next round may already run meanwhile."""
         return {self._pool.submit(host, "commit", rounds_completed): host for host in range(self._pool.size)}
 
-    def finish_commit(self, handles: dict[Any, int]) -> dict[int, StoredFile]:
+    def finish_commit(self, handles: dict[Any, int], counts: dict[str, int] | None = None) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.
 
         May run on another thread, since it changes nothing here.
+
+        Args:
+            handles: of the commit.
+            counts: receives how many states each of the files has, by its name; older ones that another host has
+                replaced are among them.
         """
         newest: dict[int, tuple[Change, StoredFile]] = {}
         # With a deadline: no later call may notice that an actor hangs, at the end of the run.
         for _, files in self._pool.collect(handles, self._deadline_s):
             for file, changes in files:
+                if counts is not None:
+                    counts[file.name] = len(changes)
                 for client, change in changes.items():
                     if client not in newest or newest[client][0] < change:
                         newest[client] = (change, file)

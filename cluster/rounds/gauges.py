@@ -14,13 +14,13 @@ class Gauges(Callback):
     """Keeps a few gauges per run, with the label ``run``; none per client.
 
     ``rayfl_round`` and ``rayfl_rounds`` (completed, and how many there will be), ``rayfl_clients_per_second`` (of the
-    last round), ``rayfl_state_bytes`` (client states in the last commit), ``rayfl_cache_hits`` and
+    last round), ``rayfl_state_bytes`` (files with client states in the last commit), ``rayfl_cache_hits`` and
     ``rayfl_cache_misses`` (how often in the last round a client's state or samples were in an actor's memory, and how
     often they had to be read).
 
     Args:
         run: the run's name.
-        state_bytes: size of the client states in the last commit, in bytes.
+        state_bytes: size of the files with client states in the last commit, in bytes.
         lookups: hits and misses of the last round.
     """
 
@@ -30,7 +30,7 @@ class Gauges(Callback):
         self._round = _gauge("rayfl_round", "completed rounds", run)
         self._rounds = _gauge("rayfl_rounds", "rounds the run will have", run)
         self._speed = _gauge("rayfl_clients_per_second", "clients trained per second in the last round", run)
-        self._bytes = _gauge("rayfl_state_bytes", "bytes of client states in the last commit", run)
+        self._bytes = _gauge("rayfl_state_bytes", "bytes of the files with client states in the last commit", run)
         self._hits = _gauge("rayfl_cache_hits", "states and samples found in memory in the last round", run)
         self._misses = _gauge("rayfl_cache_misses", "states and samples read in the last round", run)
 

@@ -67,6 +67,7 @@ class Recorder:
     _metadata: Mapping[bytes, bytes] = field(default_factory=dict)
     _next_publish: float = 0.0
     _pending: Future[Manifest] | None = None
+    _counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._store = CommitStore(self.storage, self.copy)
@@ -94,7 +95,8 @@ class Recorder:
             table.append(self._store, rounds, rows.slice(table.rows - results.committed[name]))
         stored = self._store.write_server(rounds, server)
         states = dict(self.manifest.states) if self.manifest is not None else {}
-        states.update(federation.finish_commit(handles))
+        states.update(federation.finish_commit(handles, self._counts))
+        self._counts = {file.name: count for file in states.values() if (count := self._counts.get(file.name))}
         manifest = Manifest(
             rounds_completed=rounds,
             fingerprint=self.fingerprint,
@@ -146,9 +148,15 @@ class Recorder:
         """Size of the files that hold the client states of the last commit."""
         return 0 if self.manifest is None else self.manifest.state_bytes
 
-    def states_on_storage(self) -> tuple[int, int]:
-        """Returns how many clients have a state in the last commit, and :attr:`state_bytes`."""
-        return (0 if self.manifest is None else len(self.manifest.states)), self.state_bytes
+    def states_on_storage(self) -> tuple[int, float | None]:
+        """Returns how many clients have a state in the last commit, and the bytes of one of these on average.
+
+        A file's bytes are shared evenly by the states that it was written with: some of them may be outdated. Files
+        from before the run was continued are left out, as how many they have is not known; None if all are.
+        """
+        files = [] if self.manifest is None else list(self.manifest.states.values())
+        sizes = [file.size / self._counts[file.name] for file in files if file.name in self._counts]
+        return len(files), (sum(sizes) / len(sizes) if sizes else None)
 
     @property
     def committed(self) -> dict[str, int]:

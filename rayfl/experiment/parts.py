@@ -182,9 +182,7 @@ class Parts:
 
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending; the same for every method."""
-        generator = self.streams.generator("sampling", round)
-        clients, size = self.num_clients, self.context.cohort_size
-        return sorted(int(c) for c in generator.choice(clients, size=size, replace=False))
+        return self.streams.drawn("sampling", round, self.num_clients, self.context.cohort_size)
 
     def evaluated(self, rounds_completed: int) -> list[int] | None:
         """Returns the clients that are scored after a number of rounds, ascending; the same for every method.
@@ -194,8 +192,7 @@ class Parts:
         size = self.config.evaluation.clients
         if size == "all" or rounds_completed == self.config.train.rounds:
             return None
-        drawn = self.streams.generator("evaluated", rounds_completed).choice(self.num_clients, size=size, replace=False)
-        return sorted(int(client) for client in drawn)
+        return self.streams.drawn("evaluated", rounds_completed, self.num_clients, size)
 
     @cached_property
     def devices(self) -> list[Device]:

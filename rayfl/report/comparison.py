@@ -9,9 +9,10 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.naming.spelling import nearest
 from rayfl.report.columns import Metric, metrics_for
 from rayfl.report.grouping import Group, check_same_data, group_runs
-from rayfl.report.lines import DEFAULT, Line, Wanted, lines_of, with_best
+from rayfl.report.lines import DEFAULT, Line, Wanted, lines_of, undefined, with_best
 from rayfl.report.rows import (
     RowKey,
+    drawn_clients,
     final_by_key,
     lacking,
 )
@@ -106,11 +107,21 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     lines = with_best([line for group in groups for line in lines_of(group, wanted)], wanted.metrics)
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
-    notes += _partners(finished, clients or seeds)
+    notes += _partners(finished, clients or seeds, tested)
+    notes += undefined(lines, wanted.metrics)
     if any(metric.chosen for metric in wanted.metrics):
         notes.append(
             f"* best round: the best of all evaluations, chosen by the {runs[0].measured.split} data that the number "
             "is of, as some papers print it: not a fair estimate"
+        )
+        notes += _gathered(
+            (
+                run,
+                f"no best round, evaluations before the last round are of {size} drawn clients, other ones each time "
+                "(evaluation.clients): the best of them is that of the luckiest clients",
+            )
+            for run in evaluated
+            if (size := drawn_clients(run)) is not None
         )
     if any(line.key.selected_on.startswith("validation") for line in lines) and runs[0].measured.split == "validation":
         notes.append("rows that were chosen on validation data are shown on the same data: these numbers flatter them")
@@ -144,10 +155,15 @@ def _who(measured: Measured) -> str:
     return {"all": "its clients", "selected": "its cohorts", "unseen": "its held-out clients"}[measured.cohort]
 
 
-def _partners(groups: Sequence[Group], tests: Sequence[PairTest]) -> list[str]:
+def _partners(groups: Sequence[Group], tests: Sequence[PairTest], tested: Metric) -> list[str]:
     paired = {label for test in tests for label in (test.first, test.second)}
     # What lacks the row itself is told apart.
     lonely = [group.label for group in groups if group.label not in paired and not any(map(lacking, group.runs))]
     if len(groups) < 2 or not lonely:
         return []
-    return [f"no test with {', '.join(lonely)}: no other method was run with the same seed on the same clients"]
+    if tested.chosen:
+        return ["no test: best rounds are not tested"]
+    why = "no other method was run with the same seed on the same clients"
+    if not tested.by_client:
+        why = f"{tested.column} is one number of a run, and its test needs two seeds or more that another method has"
+    return [f"no test with {', '.join(lonely)}: {why}"]

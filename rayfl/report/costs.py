@@ -69,8 +69,9 @@ def _largest(run: Run) -> float | None:
 
 
 def _state(run: Run) -> float | None:
-    known = [line for line in run.costs if "state_bytes" in line]
-    return known[-1]["state_bytes"] / max(known[-1]["states"], 1) if known else None
+    # Older runs have "state_bytes", of files that also hold states which later ones have replaced.
+    known = [line for line in run.costs if "state_mean_bytes" in line or line.get("states") == 0]
+    return known[-1].get("state_mean_bytes", 0.0) if known else None
 
 
 def _sent(run: Run, rounds: np.ndarray) -> np.ndarray | None:
@@ -145,8 +146,8 @@ CAPTION = (
     "What the runs took. Operations: of local steps, counted once for each shape of a step by PyTorch's counter "
     "(products of matrices, convolutions, attention). Client seconds: measured, of processors or GPUs, in the "
     "clients' procedures of all rounds, without evaluation. Peak memory: the most that an actor's process, on a GPU "
-    "its allocator, has had. State a client: the files of clients' states in the last commit, divided by the clients "
-    "that have one. Sent: messages down and up, counted. With several seeds: mean, and sample standard deviation over "
+    "its allocator, has had. State a client: on storage, mean over the states of the last commit; not known of older "
+    "runs. Sent: messages down and up, counted. With several seeds: mean, and sample standard deviation over "
     "seeds."
 )
 

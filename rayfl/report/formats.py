@@ -44,8 +44,9 @@ NUMBERS_SCHEMA = pa.schema(
 """A row for each data set, method, row of its tables and metric.
 
 ``mean`` and the standard deviations are in the units of a run's tables: accuracies are shares, not percent.
-``clients`` is the fewest that a seed's mean is over. ``rank`` is 1 for the best of a metric, 2 for the second, else
-null.
+``clients`` is the fewest that a seed's mean is over, those for which the metric is defined; null where that is not
+known (each client has a model of its own choice, and the metric is undefined for some). ``rank`` is 1 for the best of
+a metric, 2 for the second, else null.
 """
 
 
@@ -72,7 +73,7 @@ def numbers(comparisons: Mapping[str, Comparison]) -> list[dict[str, Any]]:
             "metric": metric.column,
             **_values(line, metric),
             "seeds": line.seeds,
-            "clients": line.evaluated,
+            "clients": line.cells[metric.column].clients,
             "round": line.rounds,
         }
         for name, one in comparisons.items()

@@ -14,6 +14,7 @@ from rayfl.report.rows import (
     RowKey,
     best_rounds,
     compared_keys,
+    covered,
     final_by_key,
     own_key,
     wall_seconds,
@@ -52,6 +53,7 @@ class Cell:
         mean: over seeds of a mean over clients, in units of the column.
         over_clients: population standard deviation over clients, mean over seeds; None for what clients have not.
         over_seeds: sample standard deviation over seeds; None with one seed.
+        clients: the fewest that a run's mean is over; None where that is not known.
         best: whether no other line has a better mean.
         second: whether only the best lines have a better mean.
     """
@@ -59,6 +61,7 @@ class Cell:
     mean: float
     over_clients: float | None
     over_seeds: float | None
+    clients: int | None
     best: bool = False
     second: bool = False
 
@@ -74,8 +77,8 @@ class Line:
         own: whether it is the method's personalized model.
         finished: whether the runs are.
         seeds: how many runs have the row.
-        evaluated: the fewest clients that a run's numbers are about.
-        clients: how many clients the numbers are about, of how many, in words.
+        evaluated: the fewest clients with samples that a run has; a metric that is undefined for some is over fewer.
+        clients: how many clients with samples there are, of how many, in words.
         rounds: rounds after which the first was evaluated.
         cells: by column.
         gigabytes: sent down and up, mean over runs.
@@ -130,7 +133,9 @@ def _line(group: Group, key: RowKey, metrics: Sequence[Metric]) -> Line:
             dict.fromkeys(of_clients(row["clients"], run.measured_clients) for row, run in zip(rows, runs, strict=True))
         ),
         rounds=int(rows[0]["round"]),
-        cells={metric.column: _cell(rows, metric) for metric in metrics},
+        cells={
+            metric.column: _cell(rows, metric, [covered(run, key, metric.column) for run in runs]) for metric in metrics
+        },
         gigabytes=float(np.mean([row["bytes_down"] + row["bytes_up"] for row in rows])) / 1e9,
         seconds=None if None in seconds else float(np.mean([value for value in seconds if value is not None])),
     )
@@ -141,7 +146,7 @@ def _chosen(run: Run, key: RowKey, metrics: Sequence[Metric]) -> dict[str, float
     return best_rounds(run, key) if any(metric.chosen for metric in metrics) else {}
 
 
-def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
+def _cell(rows: Sequence[dict[str, float]], metric: Metric, clients: Sequence[int | None]) -> Cell:
     mean, spread = mean_over_seeds(metric.scale * np.array([row[metric.column] for row in rows], dtype=float))
     spreads = [row[f"{metric.column}_std"] for row in rows] if metric.by_client else []
     spreads = [spread for spread in spreads if spread is not None]
@@ -149,7 +154,23 @@ def _cell(rows: Sequence[dict[str, float]], metric: Metric) -> Cell:
         float(mean),
         metric.scale * float(np.mean(spreads)) if spreads else None,
         float(spread) if len(rows) > 1 else None,
+        None if None in clients else min(count for count in clients if count is not None),
     )
+
+
+def undefined(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[str]:
+    """Returns which means are over fewer clients than have samples, a sentence for each metric."""
+    notes = []
+    for metric in metrics:
+        found = {
+            of_clients(count, line.evaluated): None
+            for line in lines
+            if (count := line.cells[metric.column].clients) is not None and count < line.evaluated
+        }
+        if metric.by_client and found:
+            label = metric.heading.removesuffix(" %")
+            notes.append(f"{label}: over {' or '.join(found)} clients, for the others it is undefined")
+    return notes
 
 
 def with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:

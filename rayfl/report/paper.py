@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rayfl.report.columns import Metric
 from rayfl.report.comparison import Comparison
 from rayfl.report.grouping import Group
-from rayfl.report.lines import Cell, Line
+from rayfl.report.lines import Cell, Line, undefined
 from rayfl.report.protocol import marks_caption, paper_caption
 from rayfl.report.significance import PairTest, over_clients, over_seeds
 from rayfl.runs.rows import row_label
@@ -91,7 +91,7 @@ def paper_table(comparisons: Mapping[str, Comparison]) -> PaperTable:
         [metric.heading for metric in metrics],
         ("method",) if alone else ("method", "model"),
         {label: [row.get(column) for column in columns] for label, row in rows.items()},
-        [*unfinished, *seen],
+        [*unfinished, *seen, *undefined(everything, metrics)],
     )
 
 

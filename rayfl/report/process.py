@@ -20,6 +20,7 @@ from rayfl.report.charts import Axis, Chart, Series
 from rayfl.report.drawing import FAINT, Drawing, table_of
 from rayfl.report.rows import split_sizes
 from rayfl.runs.loading import Run
+from rayfl.runs.participation import participants
 from rayfl.runs.rows import attendance
 
 OpenParts = Callable[[Mapping[str, Any]], Parts]
@@ -115,17 +116,19 @@ def phases(run: Run) -> Drawing | Table | None:
 
 
 def cohorts(run: Run) -> Drawing | None:
-    """Returns which client took part in which round; None where cohorts were not scored."""
+    """Returns which client took part in which round, or else was scored in it; None where no cohort was scored."""
     from matplotlib.figure import Figure
 
-    present = attendance(run.clients)
-    if not present.num_rows:
+    scored = attendance(run.clients)
+    if not scored.num_rows:
         return None
+    exact = participants(run)
+    present = scored if exact is None else exact
     rounds, clients = present["round"].to_numpy(), present["client"].to_numpy()
-    scored = len(np.unique(rounds))
+    covered = np.unique(rounds) if exact is None else np.arange(1, run.rounds_completed + 1)
     count = run.num_clients or int(max(clients.max(), run.clients["client"].to_numpy().max())) + 1
     times = np.bincount(clients, minlength=count)
-    sizes = np.bincount(rounds)[np.unique(rounds)]
+    sizes = np.bincount(rounds, minlength=covered[-1] + 1)[covered]
     figure = Figure(figsize=(_WIDTH, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 1])
     if len(rounds) <= _MOST_DOTS:
@@ -139,10 +142,17 @@ def cohorts(run: Run) -> Drawing | None:
     right.set(xlabel="rounds with the client", ylabel="clients")
     right.locator_params(integer=True)
     never = int((times == 0).sum())
-    caption = (
-        f"The cohorts of {scored} rounds, of {_span(sizes)} clients: who took part when, and how "
-        f"often. A client took part {_span(times)} times; {never} of {count} clients never did."
-    )
+    if exact is None:
+        caption = (
+            f"Clients of the cohorts that were scored in {len(covered)} rounds, {_span(sizes)} in each. Rounds whose "
+            "cohort was not scored, and clients without a sample that was, are not counted, though they may have "
+            f"trained. A client was scored {_span(times)} times; {never} of {count} clients are not counted once."
+        )
+    else:
+        caption = (
+            f"The cohorts of {len(covered)} rounds, of {_span(sizes)} clients: who took part when, and how "
+            f"often. A client took part {_span(times)} times; {never} of {count} clients never did."
+        )
     return Drawing("cohorts", "Cohorts", caption, figure, table_of({"round": rounds, "client": clients}))
 
 

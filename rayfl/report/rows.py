@@ -14,7 +14,7 @@ from rayfl.examples import SPLITS
 from rayfl.results.personalized import of_clients
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.loading import Run
-from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries
+from rayfl.runs.rows import final_rows, row_label, rows_of_clients, summaries, where
 from rayfl.tracking.timings import seconds_spent
 
 
@@ -73,15 +73,19 @@ def final_by_key(run: Run) -> dict[RowKey, dict[str, Any]]:
 def best_rounds(run: Run, key: RowKey) -> dict[str, float]:
     """The best value of the task's first metric over all evaluations of a row, mean over clients and pooled.
 
-    The choice of the round has seen the very data that the value is of.
+    The choice of the round has seen the very data that the value is of. Values are nan where evaluations are of drawn
+    clients: the best of them would be that of the luckiest clients.
     """
     first = metrics_of(run.rounds)[0]
+    names = (first.name, f"pooled_{first.name}")
+    if drawn_clients(run) is not None:
+        return {f"{name}{BEST_ROUND}": float("nan") for name in names}
     field = pc.field
     rows = run.rounds.filter(
         run.measured.rows & (field("model") == key.model) & (field("selected_on") == key.selected_on)
     )
     best = pc.max if first.sign > 0 else pc.min
-    found = {name: best(rows[name]).as_py() for name in (first.name, f"pooled_{first.name}")}
+    found = {name: best(rows[name]).as_py() for name in names}
     return {f"{name}{BEST_ROUND}": float("nan") if value is None else value for name, value in found.items()}
 
 
@@ -134,12 +138,18 @@ def evaluated(run: Run) -> str:
     return f"{'all ' if count == run.measured_clients else ''}{of_clients(count, run.measured_clients)} clients{held}"
 
 
+def drawn_clients(run: Run) -> int | None:
+    """Returns how many drawn clients earlier evaluations were of (``evaluation.clients``); None where of all."""
+    asked = run.content.get("evaluation", {}).get("clients", "all")
+    return None if run.measured.cohort != "all" or asked in ("all", run.num_clients) else int(asked)
+
+
 def drawn(runs: Iterable[Run]) -> str:
-    """Returns in words of whom earlier evaluations were (``evaluation.clients``); empty where of all clients."""
-    asked = {run.content.get("evaluation", {}).get("clients", "all") for run in runs if run.measured.cohort == "all"}
-    if not asked - {"all"}:
+    """Returns in words of whom earlier evaluations were; empty where of all clients."""
+    asked = {drawn_clients(run) for run in runs if run.measured.cohort == "all"}
+    if not asked - {None}:
         return ""
-    sizes = " or ".join(sorted(map(str, asked)))
+    sizes = " or ".join(sorted("all" if size is None else str(size) for size in asked))
     return f" Evaluations before the last round are of {sizes} clients, drawn for each of them."
 
 
@@ -191,6 +201,28 @@ def client_rows(run: Run, key: RowKey) -> pa.Table | None:
     if not model:
         return None
     return rows_of_clients(run.clients, model, row["round"], run.measured)
+
+
+def covered(run: Run, key: RowKey, column: str) -> int | None:
+    """Returns how many clients a number of the last evaluation is over: those with samples for which it is defined.
+
+    None where that is not known: each client has a model of its own choice, and the metric is undefined somewhere.
+
+    Args:
+        run: the run.
+        key: of the row.
+        column: of ``rounds.parquet``, or of a best round.
+    """
+    everybody, rows = int(final_by_key(run)[key]["clients"]), client_rows(run, key)
+    name = column.removesuffix(BEST_ROUND)
+    if name not in run.clients.column_names:
+        if name.startswith("pooled_"):
+            return everybody
+        name = metrics_of(run.rounds)[0].name  # the worst clients and the fairness index are by the first metric
+    if rows is not None:
+        return everybody - int(rows[name].null_count)
+    last = where(run.clients.filter(run.measured.rows), round=final_by_key(run)[key]["round"])
+    return None if last[name].null_count else everybody
 
 
 def bins(run: Run, key: RowKey) -> pa.Table:

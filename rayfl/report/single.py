@@ -14,9 +14,11 @@ from rayfl.report import costs, further, harm
 from rayfl.report.blocks import Block, Cell, Column, Facts, Mark, Page, Paragraph, Section, Table, figures
 from rayfl.report.cells import SEEN_TEST, metric_cell, spread_cell, unit_of_bytes
 from rayfl.report.clients import client_table, clients_section, details_of_clients
+from rayfl.report.columns import metrics_for
 from rayfl.report.curves import progress_of_models
 from rayfl.report.figures import reliability
 from rayfl.report.grouping import Group
+from rayfl.report.lines import Wanted, lines_of, undefined
 from rayfl.report.process import OpenParts, cohorts, partition_picture, phases
 from rayfl.report.rows import (
     RowKey,
@@ -46,6 +48,8 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
         notes.append(f"No evaluation of this kind yet ({run.measured.options}): there are no results to show.")
     elif own is None:
         notes.append(f"No number here is that of the method's personalized model: {lacking(run.viewed(chosen=''))}.")
+    columns = metrics_for([run])
+    notes += undefined(lines_of(Group(run.method, [run]), Wanted(columns)), columns)
     shown = shown_key(run) or next((key for key in rows if not key.selected_on), None)
     clients = None if shown is None else client_table(run, shown)
     partition = partition_picture(run, open_parts)

@@ -126,12 +126,16 @@ class ScoreTable:
         row |= {"clients": len(entries), "n": pooled.n}
         together = pooled.metrics()
         for metric in (*METRICS, *(metric.name for metric in own_metrics(self._measures.metrics))):
-            values = self._defined(metric, entries) if metric in self.metrics else np.empty(0)
+            row |= dict.fromkeys((metric, f"{metric}_std", f"pooled_{metric}"))
+            if metric not in self.metrics:
+                continue
+            # of all samples together it may be defined where it is for no client alone
+            row[f"pooled_{metric}"] = defined(together[metric])
+            values = self._defined(metric, entries)
             if not len(values):
-                row |= dict.fromkeys((metric, f"{metric}_std", f"pooled_{metric}"))
                 continue
             summary = summarize(values, mode=self._measures.first.mode)
-            row |= {metric: summary.mean, f"{metric}_std": summary.std, f"pooled_{metric}": defined(together[metric])}
+            row |= {metric: summary.mean, f"{metric}_std": summary.std}
             if metric == self._measures.first.name:
                 row |= {f"{metric}_worst5": summary.worst5, f"{metric}_jain": summary.jain}
         return row, pooled

@@ -31,7 +31,7 @@ def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], measu
     ``unfinished``), ``reason``, ``rounds``, the varied values under their paths (as JSON where their types differ),
     ``clients`` (K), and of the compared model on both splits the number of clients that it was scored on
     (``test_clients``), each metric (``test_top1``) and its population standard deviation over them
-    (``test_top1_std_over_clients``).
+    (``test_top1_std_over_clients``). Clients for which a metric is undefined are left out of its mean.
     """
     columns: dict[str, Any] = {
         "trial": pa.array([row["trial"] for row in rows], pa.string()),

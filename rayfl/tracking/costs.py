@@ -15,17 +15,17 @@ FILE = "costs.jsonl"
 class CostLines(Timings):
     """Keeps ``costs.jsonl``, such as ``{"round": 1, "client_seconds": 0.8, "peak_bytes": 300000000, "flops": 12000}``.
 
-    Lines of committed rounds also have ``states``, how many clients had a state, and ``state_bytes``, what the files of
-    these states take.
+    Lines of committed rounds also have ``states``, how many clients had a state, and ``state_mean_bytes``, what one of
+    these states takes on storage on average, where that is known.
 
     Args:
         storage: the run's folder.
-        states: how many clients have a state in the last commit, and their bytes.
+        states: how many clients have a state in the last commit, and the bytes of one on average; None: not known.
     """
 
     FILE = FILE
 
-    def __init__(self, storage: Storage, states: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, storage: Storage, states: Callable[[], tuple[int, float | None]]) -> None:
         super().__init__(storage)
         self._states = states
 
@@ -39,7 +39,8 @@ class CostLines(Timings):
         count, size = self._states()
         line: dict[str, Any] = json.loads(self._lines.get(rounds_completed, "{}"))
         line.pop("round", None)
-        self.note(rounds_completed, {**line, "states": count, "state_bytes": size})
+        known = {} if size is None else {"state_mean_bytes": size}
+        self.note(rounds_completed, {**line, "states": count, **known})
         super().on_commit(rounds_completed)
 
 

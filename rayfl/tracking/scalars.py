@@ -42,9 +42,13 @@ class Overview:
 
     @classmethod
     def of(cls, config: ExperimentConfig, first: str) -> Overview:
-        """Returns the overview of a run; a choice is one on validation data, without them one on test data."""
+        """Returns the overview of a run.
+
+        A choice is one on validation data; where the configuration leaves these out, one on test data.
+        """
         model, selected_on = PersonalizedRows.of(config.algorithm).summary
-        if selected_on and selected_on not in config.evaluation.splits:
+        scored = config.evaluation.splits if config.holdout.validation else ("test",)
+        if selected_on and selected_on not in scored:
             selected_on = "test"
         return cls(model, selected_on, first)
 

@@ -21,6 +21,8 @@ from rayfl.report.rows import RowKey, compared_keys
 from rayfl.runs.finding import load_runs
 from rayfl.runs.loading import Run
 from rayfl.runs.rows import where
+from rayfl.storage import treefile
+from rayfl.storage.commits import CommitStore
 from tests.support.experiments import small_experiment
 
 
@@ -166,6 +168,22 @@ def test_costs_are_those_of_the_files(folder: Path) -> None:
     assert local.costs["bytes_sent"] == costs.Over(0.0, None)
     assert all(over is not None and over.mean > 0 for over in line.costs.values()) and not notes
     assert len(runs[0].costs) == 2 and runs[0].costs[-1]["states"] >= 3
+
+
+@pytest.mark.parametrize("commit_every", [1, 4])
+def test_a_state_is_as_large_however_often_states_are_committed(tmp_path: Path, commit_every: int) -> None:
+    """Files of earlier commits also hold states that later ones have replaced: these count for nothing."""
+    storage = {"commit_every": commit_every, "keep_commits": 1}
+    rayfl.run({**small_experiment(tmp_path, "run", "ditto", backend="inline"), "storage": storage})
+    (run,) = loaded(tmp_path, "run")
+    store = CommitStore(run.storage)
+    manifest = store.latest()
+    assert manifest is not None and (len({file.name for file in manifest.states.values()}) > 1) is (commit_every == 1)
+    live = [store.read_states(file)[client] for client, file in manifest.states.items()]
+    (line,), _ = costs.found(group_runs([run]), {})
+    size = line.costs["state_bytes"]
+    mean = np.mean([len(treefile.dumps(state)) for state in live])
+    assert size is not None and size.mean == pytest.approx(mean, rel=0.1)
 
 
 def test_costs_that_were_not_counted_are_no_numbers(folder: Path, tmp_path: Path) -> None:

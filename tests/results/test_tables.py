@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from rayfl.metrics import STATISTICS_SIZE, Statistics, batch_statistics
+from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.results.schemas import CLIENTS_SCHEMA, ROUNDS_SCHEMA
+from rayfl.results.summaries import ScoreTable
 from rayfl.results.tables import ResultTables
 from rayfl.storage.tables import from_parquet, to_parquet
 
@@ -43,6 +45,17 @@ def test_clients_without_samples_in_a_split_have_no_row() -> None:
     assert tables.clients.column("split").to_pylist() == ["test"]
     assert tables.rounds.column("clients").to_pylist() == [1]
     assert tables.add(2, "all", "received", {0: {"test": {"global": empty}}}, (0, 0)) == []
+
+
+def test_a_metric_that_no_client_has_alone_may_be_that_of_all_samples_together() -> None:
+    """Each client has samples of one class: none has an area under the ROC curve, their union has."""
+    measures = ClassificationMeasures(("auroc",), 2, 101)
+    outputs = torch.log(torch.tensor([[0.9, 0.1], [0.4, 0.6]]))
+    vectors = [measures.statistics(outputs, torch.full((2,), label)) for label in (0, 1)]
+    scores = [Statistics.from_vector(vector, measures) for vector in vectors]
+    ((row, _),) = ScoreTable({c: {"test": {"global": one}} for c, one in enumerate(scores)}, measures).summaries(None)
+    assert (row["auroc"], row["auroc_std"]) == (None, None)
+    assert row["pooled_auroc"] == (scores[0] + scores[1]).metrics()["auroc"] == pytest.approx(0.5)
 
 
 @pytest.fixture

@@ -47,19 +47,21 @@ def test_an_unfinished_run_has_neither(tmp_path: Path) -> None:
     assert not any(name.startswith("final") for name in events.Tags()["scalars"])
 
 
-@pytest.mark.parametrize("splits", [["validation", "test"], ["test"]])
-def test_by_default_there_are_few_curves(splits: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("splits", "validation"), [(["validation", "test"], 0.1), (["test"], 0.1), (["validation", "test"], 0)]
+)
+def test_by_default_there_are_few_curves(splits: list[str], validation: float, tmp_path: Path) -> None:
     """Forty at most, however many rows a run has; among them the personalized model, chosen as it was."""
     evaluation = {"every": 1, "cohort_every": 1, "splits": splits}
     names = {}
     for choice in ("overview", "all"):
         experiment = small_experiment(tmp_path, choice, "superfed-mm", backend="inline")
-        tracking = {"tensorboard_scalars": choice}
-        path = Path(rayfl.run({**experiment, "evaluation": evaluation, "tracking": tracking}).path)
+        experiment |= {"tracking": {"tensorboard_scalars": choice}, "holdout": {"validation": validation}}
+        path = Path(rayfl.run({**experiment, "evaluation": evaluation}).path)
         names[choice] = EventAccumulator(str(path), size_guidance=SIZES).Reload().Tags()
     few, every = (set(names[choice]["scalars"]) for choice in ("overview", "all"))
     assert few < every and 10 < len(few) <= 40 < len(every)
-    chosen = "validation" if "validation" in splits else "test"
+    chosen = "validation" if "validation" in splits and validation else "test"
     own = f"test, all clients, received/lambda=best ({chosen})"
     wanted = {f"top1/{own}", f"top1_std/{own}", f"loss/{own}", f"final top1/{own}", "time/seconds per round"}
     assert wanted <= few and not [name for name in few if "lambda=0." in name]

@@ -1,0 +1,90 @@
+"""What numbers are about: the same clients at every evaluation, and those that a metric is defined for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+
+import rayfl
+from algorithms.registry import METHODS
+from rayfl.cli.report import dataset_of
+from rayfl.report.columns import columns_of
+from rayfl.report.comparison import compare
+from rayfl.report.formats import numbers
+from rayfl.report.lines import Wanted
+from rayfl.report.paper import paper_table
+from rayfl.report.single import page_of_run
+from rayfl.runs.finding import load_run, load_runs
+from rayfl.runs.loading import Run
+from tests.report.test_comparison import configured
+from tests.support.experiments import small_experiment
+
+Copied = Callable[..., Path]
+SKEWED = {"name": "dirichlet", "num_clients": 12, "alpha": 0.05}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Two methods on clients of which some have test samples of one class only: AUROC is undefined for these."""
+    folder = tmp_path_factory.mktemp("undefined")
+    for method in ("fedavg", "superfed-mm"):
+        experiment = small_experiment(folder, method, method, backend="inline")
+        experiment |= {"task": {"name": "classification", "metrics": ["auroc"]}, "partition": SKEWED}
+        rayfl.run({**experiment, "holdout": {"test": 0.3, "validation": 0.2}})
+    return load_runs([str(folder / method) for method in ("fedavg", "superfed-mm")], METHODS)
+
+
+def test_a_number_says_how_many_clients_have_one(pair: list[Run]) -> None:
+    last = pair[0].clients.filter(pair[0].measured.rows)
+    last = last.filter(pc.and_(pc.equal(last["round"], pc.max(last["round"])), pc.equal(last["model"], "global")))
+    everybody, defined = last.num_rows, last.num_rows - last["auroc"].null_count
+    assert 0 < defined < everybody
+    comparison = compare(pair)
+    for row in numbers({"": comparison}):
+        per_client = row["model"].endswith("per client") and row["metric"] == "auroc"
+        assert row["clients"] == (None if per_client else defined if row["metric"] == "auroc" else everybody)
+    said = f": over {defined} of {everybody} clients, for the others it is undefined"
+    (note,) = [note for note in comparison.notes if note.endswith(said)]
+    assert note.startswith("AUROC")
+    assert note in paper_table({"": comparison}).notes
+    page, _ = page_of_run(pair[0], dataset_of)
+    assert note in page.notes
+    wanted = Wanted([columns_of(pair)[name] for name in ("pooled_top1", "top1_best_round", "top1_worst5", "auroc")])
+    counts = {row["metric"]: row["clients"] for row in numbers({"": compare(pair[:1], wanted)})}
+    assert counts == {**dict.fromkeys(counts, everybody), "auroc": defined}
+
+
+def test_evaluations_of_drawn_clients_have_no_best_round(copied: Copied, finished: Path) -> None:
+    """The best of small samples that differ is the luckiest of them; the last evaluation is of all."""
+    asked = [configured(copied("fedavg-0"), evaluation={"clients": 2}), load_run(str(finished / "fedavg-1"), METHODS)]
+    for run, known in zip(asked, (False, True), strict=True):
+        names = ("top1", "top1_best_round", "pooled_top1_best_round")
+        comparison = compare([run], Wanted([columns_of([run])[name] for name in names]))
+        means = {row["metric"]: row["mean"] for row in numbers({"": comparison}) if row["model"] == "global"}
+        assert means["top1"] is not None
+        assert (means["top1_best_round"] is not None, means["pooled_top1_best_round"] is not None) == (known, known)
+        said = [note for note in comparison.notes if "no best round" in note and "evaluation.clients" in note]
+        assert bool(said) is not known and all(run.uri in note for note in said)
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (
+            "top1_worst5",
+            "no test with fedavg, superfed: top1_worst5 is one number of a run, and its test needs two seeds",
+        ),
+        (
+            "pooled_top1",
+            "no test with fedavg, superfed: pooled_top1 is one number of a run, and its test needs two seeds",
+        ),
+        ("top1_best_round", "no test: best rounds are not tested"),
+        ("top1", None),
+    ],
+)
+def test_why_there_is_no_test(pair: list[Run], metric: str, said: str | None) -> None:
+    notes = [note for note in compare(pair, Wanted([columns_of(pair)[metric]])).notes if note.startswith("no test")]
+    assert [said is not None and note.startswith(said) for note in notes] == [True] * (said is not None)
