@@ -68,7 +68,7 @@ class Holder(BaseModel):
             pid=os.getpid(),
             started=_state(os.getpid())[1],
             boot=_boot(),
-            namespace=_namespace(),
+            namespace=pid_namespace(),
             heartbeat=time.time(),
         )
 
@@ -81,7 +81,7 @@ class Holder(BaseModel):
             return None
         if self.boot and self.boot != _boot():
             return False
-        if self.namespace != _namespace():
+        if self.namespace != pid_namespace():
             return None
         state, started = _state(self.pid)
         if not state:
@@ -257,7 +257,8 @@ def _boot() -> str:
     return _system("sys/kernel/random/boot_id")
 
 
-def _namespace() -> str:
+def pid_namespace() -> str:
+    """Returns the PID namespace (of a container) of this process; empty if the system does not report it."""
     try:
         return os.readlink(PROC / "self/ns/pid")
     except OSError:
