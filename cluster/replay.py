@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from actors.federation.federation import Federation
@@ -222,7 +223,8 @@ def _distance(found: Any, recorded: Any) -> float | None:
     if isinstance(found, Tensor) and isinstance(recorded, Tensor):
         if found.shape != recorded.shape or found.dtype != recorded.dtype:
             return float("inf")
-        a, b = found.detach().cpu().contiguous().numpy(), recorded.contiguous().numpy()
+        exact = torch.float32 if found.dtype is torch.bfloat16 else found.dtype  # NumPy has no bfloat16
+        a, b = (leaf.detach().cpu().contiguous().to(exact).numpy() for leaf in (found, recorded))
         if a.tobytes() == b.tobytes():
             return None
         return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from actors.federation.federation import Federation
 from actors.hosting.building import build_host
+from actors.hosting.memory import check_spill_dir
 from actors.hosting.running_clients import log_printed, printed_on_console
 from actors.processes.client_actor import host_name
 from actors.processes.pool import HostPool, InlinePool
@@ -196,6 +197,7 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
     cluster = config.cluster
     if cluster.backend == "inline":
         with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
+            check_spill_dir(cluster.spill_dir)
             host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: log_printed([line]))
             yield InlinePool([host]), stop, ()
         return

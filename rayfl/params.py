@@ -22,16 +22,17 @@ Number = int | float
 TINY = 1e-12
 """The smallest product of squared norms that a cosine is divided by."""
 
+_WORD = np.dtype([("bfloat16", np.int16)])
 
 _INNER = (dict, Mapping)
 """What has leaves. A dict is found out at once, another mapping slowly, so tensors are asked about before it."""
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (path, leaf) in insertion order."""
+def leaves(tree: Mapping[str, Any], prefix: str = "", with_empty: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yields (path, leaf) in insertion order; ``with_empty`` dicts without leaves, too."""
     for key, value in tree.items():
-        if not isinstance(value, Tensor) and isinstance(value, _INNER):
-            yield from leaves(value, f"{prefix}{key}/")
+        if not isinstance(value, Tensor) and isinstance(value, _INNER) and (value or not with_empty):
+            yield from leaves(value, f"{prefix}{key}/", with_empty)
         else:
             yield f"{prefix}{key}", value
 
@@ -149,7 +150,7 @@ def num_bytes(tree: Mapping[str, Any]) -> int:
 
 
 def to_numpy(tree: Mapping[str, Any], made: dict[int, np.ndarray] | None = None) -> Tree:
-    """Tensors as NumPy arrays, which Ray moves without copying; numbers stay.
+    """Tensors as NumPy arrays, which Ray moves without copying, only for :func:`from_numpy` to read; numbers stay.
 
     Args:
         tree: tensors and numbers. A tensor in several places is one array, which is moved once.
@@ -162,7 +163,7 @@ def to_numpy(tree: Mapping[str, Any], made: dict[int, np.ndarray] | None = None)
         if not isinstance(leaf, Tensor):
             return leaf
         if id(leaf) not in known:
-            known[id(leaf)] = leaf.detach().cpu().numpy()
+            known[id(leaf)] = leaf.detach().cpu().numpy() if leaf.dtype is not torch.bfloat16 else _as_words(leaf)
         return known[id(leaf)]
 
     return map_leaves(convert, tree)
@@ -183,6 +184,8 @@ def from_numpy(
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, np.ndarray):
             return leaf
+        if leaf.dtype.kind == "V":
+            return _from_words(leaf, device, made)
         if made is None:
             return torch.tensor(leaf, device=device)
         if id(leaf) not in made:
@@ -190,6 +193,19 @@ def from_numpy(
         return made[id(leaf)]
 
     return map_leaves(convert, tree)
+
+
+def _as_words(leaf: Tensor) -> np.ndarray:
+    """A tensor of bfloat16, a type that NumPy does not have, as records of its bits."""
+    return leaf.detach().cpu().view(torch.int16).numpy().view(_WORD)
+
+
+def _from_words(array: np.ndarray, device: torch.device | str, made: dict[int, Tensor] | None) -> Tensor:
+    """The inverse of :func:`_as_words`, on a device."""
+    known = {} if made is None else made
+    if id(array) not in known:
+        known[id(array)] = torch.tensor(array.view(np.int16), device=device).view(torch.bfloat16)
+    return known[id(array)]
 
 
 def _weight(coefficient: float | Tensor, like: Tensor) -> float | Tensor:

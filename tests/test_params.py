@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -119,9 +120,14 @@ def test_arrays_and_back_is_a_copy(tree: dict[str, Any]) -> None:
 
 def test_arrays_keep_types_and_numbers() -> None:
     tree = {"double": torch.tensor(0.1, dtype=torch.float64), "index": torch.tensor([1, 2]), "n": 3, "f": 0.5}
-    back = from_numpy(to_numpy(tree))
+    tree["brain"], tree["one"] = torch.randn(3, 2).bfloat16().T, torch.tensor(-0.1, dtype=torch.bfloat16)
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(to_numpy(tree), protocol=5, buffer_callback=buffers.append)
+    back = from_numpy(pickle.loads(body, buffers=[buffer.raw().toreadonly() for buffer in buffers]), made={})
     assert_equal(back, tree)
     assert {k: v.dtype for k, v in back.items() if isinstance(v, Tensor)} == {
         "double": torch.float64,
         "index": torch.int64,
+        "brain": torch.bfloat16,
+        "one": torch.bfloat16,
     }

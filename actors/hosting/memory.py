@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from actors.hosting.allocator import return_freed_memory
-from rayfl.errors import ResourceError
+from rayfl.errors import DamageError, ResourceError
 from rayfl.params import Tree, num_bytes
 from rayfl.storage import treefile
+from rayfl.storage.lease import pid_namespace
 
 _PREFIX = "rayfl-spill"
 _OF_PROCESS = re.compile(r"(\d+)-[a-z0-9_]+")
-"""The end of a folder's name, after the machine's: the process, and a random part."""
+"""The end of a folder's name, after the machine's and the namespace's: the process, and a random part."""
 _MOST_HOLES = 64 << 20
 """Bytes let go of before the machine gets them back: rarely enough for its time not to matter."""
 Key = TypeVar("Key", bound=Hashable)
@@ -165,12 +166,12 @@ class Spill:
         """Returns the tree of a handle, from memory or from its file.
 
         Raises:
-            ResourceError: another tree had to go and could not be written.
+            ResourceError: the file is gone or damaged, or another tree had to go and could not be written.
         """
         with self._lock:
             if handle.tree is None:
                 assert handle.file is not None
-                handle.tree = treefile.loads(handle.file.read_bytes(), str(handle.file))
+                handle.tree = _loaded(handle.file)
             self._recent.touch(handle.serial, handle.size)
             return handle.tree
 
@@ -194,9 +195,7 @@ class Spill:
         try:
             if self._folder is None:
                 _remove_orphans(Path(place))
-                self._folder = Path(
-                    tempfile.mkdtemp(prefix=f"{_PREFIX}-{socket.gethostname()}-{os.getpid()}-", dir=place)
-                )
+                self._folder = Path(tempfile.mkdtemp(prefix=f"{_of_here()}{os.getpid()}-", dir=place))
                 # At the end of the process too: an actor that is told to stop does not close anything.
                 weakref.finalize(self, _remove, self._folder)
             path = self._folder / f"{serial}.safetensors"
@@ -213,11 +212,43 @@ class Spill:
             self._recent.forget(serial)
 
 
+def check_spill_dir(folder: str | None) -> None:
+    """Checks that the folder that was given for client states can be written to; None: none was given.
+
+    Raises:
+        ResourceError: it cannot.
+    """
+    if folder is None:
+        return
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ResourceError(
+            f"cluster.spill_dir={folder} cannot be written to on {socket.gethostname()} ({error.strerror}): make the "
+            "folder on every node, or choose another"
+        ) from error
+
+
+def _loaded(file: Path) -> Tree:
+    try:
+        return treefile.loads(file.read_bytes(), str(file))
+    except (OSError, DamageError) as error:
+        raise ResourceError(
+            f"a client's state put into {file} is gone or damaged ({error}): set cluster.spill_dir to a folder that "
+            "nothing else cleans, and give the same command again"
+        ) from error
+
+
+def _of_here() -> str:
+    """How names of folders begin whose process this one can see: of its machine, and of its PID namespace."""
+    return f"{_PREFIX}-{socket.gethostname()}-{''.join(filter(str.isdecimal, pid_namespace())) or 0}-"
+
+
 def _remove_orphans(place: Path) -> None:
-    """Deletes what processes of this machine that were killed have left in a folder (where /proc tells who lives)."""
+    """Deletes what killed processes have left in a folder, of those about which /proc tells whether they live."""
     if not Path("/proc/self").exists():
         return
-    mine = f"{_PREFIX}-{socket.gethostname()}-"
+    mine = _of_here()
     for folder in place.glob(f"{mine}*"):
         found = _OF_PROCESS.fullmatch(folder.name.removeprefix(mine))
         if found is not None and not folder.is_symlink() and not Path(f"/proc/{found[1]}").exists():

@@ -159,7 +159,7 @@ class Signature:
     __slots__ = ("_leaves", "_paths", "_versions")
 
     def __init__(self, state: Mapping[str, Any]) -> None:
-        found = list(leaves(state))
+        found = list(leaves(state, with_empty=True))
         self._paths, self._leaves = [path for path, _ in found], [leaf for _, leaf in found]
         self._versions = [leaf._version if isinstance(leaf, Tensor) else None for leaf in self._leaves]
 

@@ -14,6 +14,7 @@ import ray
 
 from actors.hosting.building import build_host, pin_threads
 from actors.hosting.job import Job, JobResult
+from actors.hosting.memory import check_spill_dir
 from actors.hosting.running_clients import Report
 from actors.hosting.state import Change
 from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange
@@ -47,7 +48,7 @@ class ClientActor:
         own_gpu: returns the GPU that this process sees; not called on the CPU.
 
     Raises:
-        ResourceError: when the process sees no GPU, or several.
+        ResourceError: when the process sees no GPU, or several, or ``cluster.spill_dir`` cannot be written to.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ClientActor:
         self._config = Experiment.knowing(config).model_validate(config)
         self._pinned = threading.local()
         self._pin()
+        check_spill_dir(self._config.cluster.spill_dir)
         self._gpu = own_gpu() if device == "cuda" else None
         self._host = build_host(self._config, host, self._gpu.device if self._gpu else device, neighbours)
         # These objects live as long as the process: a full garbage collection need not visit them.

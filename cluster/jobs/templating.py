@@ -12,6 +12,7 @@ import jinja2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.jobs.slurm_arrays import split_sweep
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ConfigError
 from rayfl.naming.texts import matching
 
@@ -193,6 +194,27 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
         assert environment.loader is not None
         return environment.loader.get_source(environment, _FILES[kind])[0]
     return environment.get_template(_FILES[kind]).render(values)
+
+
+def check_fits(kind: Kind, chosen: TemplateOptions, run: ClusterConfig) -> None:
+    """Checks that a run can use the nodes that are asked for.
+
+    Args:
+        kind: of the file.
+        chosen: what the cluster should look like.
+        run: the section ``cluster`` of the run's configuration.
+
+    Raises:
+        ConfigError: when nodes would be idle, or lack the GPUs that the run needs.
+    """
+    if run.backend == "inline" and (kind == "kuberay" or chosen.nodes > 1):
+        idle = f"{kind}'s nodes that train" if kind == "kuberay" else f"all of --nodes {chosen.nodes} but one"
+        raise ConfigError(
+            f"cluster.backend=inline trains in the driver's process, so that {idle} would be idle: leave it out"
+            f"{' or give --nodes 1' if kind != 'kuberay' else ''}"
+        )
+    if run.device == "cuda" and not chosen.gpus_per_node:
+        raise ConfigError("cluster.device=cuda needs GPUs, and nodes have none: give --gpus-per-node, or leave it out")
 
 
 def _version_of(package: str) -> tuple[int, ...]:

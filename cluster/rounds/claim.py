@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,12 @@ from algorithms.registry import Experiment
 from rayfl.config.beginning import FILE as INITIAL
 from rayfl.config.beginning import initial_file
 from rayfl.config.identity import FREE
-from rayfl.config.loading import as_recorded, load_config, to_yaml
+from rayfl.config.loading import as_recorded, as_yaml, load_config, to_yaml
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.removed import removed_from
 from rayfl.data.partitions.assignment import assignment_hash, to_parquet
 from rayfl.errors import DamageError, RunError
-from rayfl.experiment.copies import share_beginning, share_commits
+from rayfl.experiment.copies import copy_of, settings_of, share_beginning, share_commits
 from rayfl.experiment.parts import Parts
 from rayfl.storage.commits import FOLDER
 from rayfl.storage.files import Storage
@@ -56,9 +57,15 @@ def claim_folder(parts: Parts) -> list[str]:
     if known:
         # A damaged configuration is restored from the other folder.
         _check_same_run(min(known, key=lambda place: not _is_right(parts, CONFIG, place.read(CONFIG))), parts)
-        restored = [] if copy is None else share_beginning(storage, copy, partial(_is_right, parts))
+        restored = []
+        if copy is not None:
+            _renew(storage, copy)
+            restored = share_beginning(storage, copy, partial(_is_right, parts))
         _check_same_inputs(storage, parts)
-        return restored if copy is None else [*restored, *share_commits(storage, copy, thoroughly=True)]
+        if copy is not None:
+            restored += share_commits(storage, copy, thoroughly=True)
+        _record_copies(parts)
+        return restored
     storage.write(_PARTITION, to_parquet(parts.assignment))
     if parts.devices:
         storage.write(_DEVICES, table_to_parquet(devices_table(parts.devices)))
@@ -68,6 +75,40 @@ def claim_folder(parts: Parts) -> list[str]:
     if copy is not None:
         share_beginning(storage, copy, partial(_is_right, parts))
     return []
+
+
+def _renew(storage: Storage, copy: Storage) -> None:
+    """Renews ``config.yaml`` of copies that had paused: it lacks what became of the section ``storage`` and rounds."""
+    with suppress(FileNotFoundError, yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError):
+        mine, other = (read_yaml(place.read(CONFIG)) for place in (storage, copy))
+        fewer = other["train"]["rounds"] <= mine["train"]["rounds"]
+        since = {"storage": mine["storage"], "train": {**other["train"], "rounds": mine["train"]["rounds"]}}
+        if fewer and other != mine and {**other, **since} == mine:
+            copy.write(CONFIG, storage.read(CONFIG))
+
+
+def _record_copies(parts: Parts) -> None:
+    """Writes the section ``storage`` to ``config.yaml`` where copies changed: other commands find them by it.
+
+    Commits come to have its new checksum, and the file is written last: cut short, the same command does the rest.
+    """
+    storage, wanted = parts.storage, parts.config.storage
+    known = settings_of(storage)
+    if (known.copies, known.copies_path) == (wanted.copies, wanted.copies_path):
+        return
+    before = copy_of(storage, known, parts.config.run_name)
+    if before is not None:
+        _log.warning("%s gets no more copies of this run: storage.copies or copies_path is another now", before.uri)
+    content = {**read_yaml(storage.read(CONFIG)), "storage": wanted.model_dump(mode="json")}
+    written = as_yaml(content).encode()
+    digest = hashlib.sha256(written).hexdigest()
+    for manifest in [entry.manifest for entry in parts.commits.survey(False, [])]:
+        if CONFIG in manifest.inputs:
+            inputs = {**manifest.inputs, CONFIG: digest}
+            parts.commits.replace_manifest(manifest.model_copy(update={"inputs": inputs}))
+    for place in (parts.copy, storage):
+        if place is not None:
+            place.write(CONFIG, written)
 
 
 def _is_right(parts: Parts, name: str, data: bytes) -> bool:

@@ -54,6 +54,7 @@ class Driver:
         self._failures = 0
         self._skipped = SkippedClients()
         self._said: set[str] = set()
+        self._anybody = False
         self._absent: dict[int, dict[int, Failure]] = {}
         self._unscorable: dict[int, dict[int, Failure]] = {}
         self._unscored: dict[int, Failure] = {}
@@ -68,6 +69,7 @@ class Driver:
             KeyboardInterrupt, Terminated: when the run was asked to stop; all completed rounds are committed then.
         """
         self._stop.patient = True
+        begun = self.progress.rounds_completed
         while self.progress.rounds_completed < self._config.train.rounds:
             try:
                 if self._stop.requested:
@@ -79,6 +81,12 @@ class Driver:
                 self._recover(death)
             except RoundUndoneError as undone:
                 self._undo(undone)
+        if begun < self.progress.rounds_completed and not self._anybody:
+            _log.warning(
+                "no client took part in any round after %d, so that nothing was trained: see skipped.parquet, and "
+                "system's availability, deadline_s and dropout",
+                begun,
+            )
         return self.progress
 
     def _stop_here(self) -> NoReturn:
@@ -120,6 +128,7 @@ class Driver:
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)
         check_changes(changed, self._algorithm)
         cohort = self._federation.present(cohort)
+        self._anybody |= bool(cohort)
         watch.lap("server", less={"clients": self._federation.waited_s})
         progress = self._advance(changed, turnout)
         self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)

@@ -31,8 +31,8 @@ def tracking_listeners(parts: Parts, recorder: Recorder, federation: Federation)
     storage, config = parts.storage, parts.config
     folder, uri = storage.local_path, storage.uri
     listeners: list[tuple[Callback, str]] = [
-        (Timings(storage), f"{uri}/{TIMINGS}"),
-        (CostLines(storage, recorder.states_on_storage), f"{uri}/{COSTS}"),
+        (Timings(storage, recorder.lease.holds), f"{uri}/{TIMINGS}"),
+        (CostLines(storage, recorder.states_on_storage, recorder.lease.holds), f"{uri}/{COSTS}"),
         (Environment(storage), f"{uri}/{ENVIRONMENT}"),
         (TuneFiles(storage), f"{uri}/{JSON_FILE} or {CSV_FILE}"),
     ]

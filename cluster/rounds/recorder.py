@@ -74,7 +74,12 @@ class Recorder:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rayfl-commit")
 
     def start(self, progress: Progress, federation: Federation) -> None:
-        """Starts a commit of ``progress``. Nothing is copied, because its parts are not changed afterwards."""
+        """Starts a commit of ``progress``. Nothing is copied, because its parts are not changed afterwards.
+
+        Raises:
+            RunError: when the lease is lost; nothing is written then, as the folder may be gone or another driver's.
+        """
+        self.lease.check()
         handles = federation.start_commit(progress.rounds_completed)
         counters, server = progress.counters, progress.unfinished.beside(progress.server)
         self._pending = self._writer.submit(

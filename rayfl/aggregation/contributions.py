@@ -61,8 +61,8 @@ class Inspected:
     def of(cls, contribution: Weighted, known: Extremes | None = None) -> Inspected:
         """Inspects a contribution; arguments and errors are those of :meth:`ExactSum.add`."""
         weight = contribution.weight
-        if not (weight > 0 and math.isfinite(weight)):
-            raise ValueError(f"weights must be positive and finite, got {weight}")
+        if not _is_weight(weight):
+            raise ValueError(f"weights must be positive and finite numbers, got {weight!r:.80}")
         template = _template(contribution.tree)
         bound = bound_of(largest(contribution.tree, known), weight)
         kept = own_dicts if None not in template.values() else with_floats
@@ -71,6 +71,13 @@ class Inspected:
     def fits(self, parts: int) -> bool:
         """Returns whether the sum of n contributions of such magnitudes stays in the fixed-point range."""
         return self.summand.bound * parts < HIGH_LIMIT
+
+
+def _is_weight(weight: Any) -> bool:
+    try:
+        return bool(weight > 0 and math.isfinite(weight))
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # None, a text, too long a number, several numbers
+        return False
 
 
 def exactly(weight: Any) -> Fraction | int:

@@ -85,7 +85,7 @@ class ExactSum:
         Raises:
             NonFiniteError: when a leaf holds NaN or infinity.
             OverflowError: when the magnitudes leave the fixed-point range.
-            TypeError: when a leaf is an integer or boolean tensor.
+            TypeError: when a leaf is an integer or boolean tensor, or neither a tensor nor a number.
             ValueError: when the weight is not positive, or the tree's structure differs from earlier ones.
         """
         self.take(Inspected.of(contribution, known))

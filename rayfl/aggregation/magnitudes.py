@@ -53,6 +53,7 @@ def largest(tree: Mapping[str, Any], known: Extremes | None = None) -> float:
 
     Raises:
         NonFiniteError: for the first leaf with NaN or infinity.
+        TypeError: for the first leaf that is neither a tensor nor a number.
     """
     most = 0.0
     for path, leaf in leaves(tree):
@@ -77,13 +78,20 @@ def _looked_at(tree: Mapping[str, Any], known: Extremes) -> float:
         if id(leaf) in known:
             bounds += known[id(leaf)]
         else:
-            bounds += leaf.detach().aminmax() if isinstance(leaf, Tensor) else (leaf, leaf)
+            bounds += leaf.detach().aminmax() if isinstance(leaf, Tensor) else (_number(path, leaf),) * 2
     numbers, most = _numbers(bounds), 0.0
     for path, low, high in zip(paths, numbers[::2], numbers[1::2], strict=True):
         if not (math.isfinite(low) and math.isfinite(high)):
             raise NonFiniteError(path)
         most = max(most, abs(low), abs(high))
     return most
+
+
+def _number(path: str, leaf: Any) -> float:
+    try:
+        return float(leaf)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{path!r} is of type {type(leaf).__name__}, not a tensor or a number ({error})") from None
 
 
 def _numbers(scalars: Sequence[Any]) -> list[float]:

@@ -93,7 +93,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
     ) -> None:
         """Write a file that starts a cluster: Kubernetes, SLURM, Ray's launcher, an image, a Grafana dashboard."""
         from cluster.jobs.slurm_arrays import split_sweep
-        from cluster.jobs.templating import render, template_options, unpullable
+        from cluster.jobs.templating import check_fits, render, template_options, unpullable
         from rayfl.storage.files import Storage
 
         given = {
@@ -130,7 +130,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         if run:
             common, experiments = split_sweep(run) if sweep else (run, [[]])
             for experiment in experiments:
-                load(common[0], [*common[1:], *experiment])
+                check_fits(kind.value, chosen, load(common[0], [*common[1:], *experiment]).cluster)
             if Path(run[0]).expanduser().is_file():
                 warnings.append(f"{run[0]} is read where the run starts: see that it is there too")
         if out is not None:

@@ -119,7 +119,12 @@ def as_recorded(
 
 def to_yaml(config: ExperimentConfig) -> str:
     """A configuration as YAML that :func:`load_config` reads back to an equal one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return as_yaml(config.model_dump(mode="json"))
+
+
+def as_yaml(content: Mapping[str, Any]) -> str:
+    """Plain data as the YAML of a configuration."""
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _read(source: str | Path | Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:

@@ -68,7 +68,7 @@ class Holder(BaseModel):
             pid=os.getpid(),
             started=_state(os.getpid())[1],
             boot=_boot(),
-            namespace=_namespace(),
+            namespace=pid_namespace(),
             heartbeat=time.time(),
         )
 
@@ -81,7 +81,7 @@ class Holder(BaseModel):
             return None
         if self.boot and self.boot != _boot():
             return False
-        if self.namespace != _namespace():
+        if self.namespace != pid_namespace():
             return None
         state, started = _state(self.pid)
         if not state:
@@ -147,7 +147,7 @@ class Lease:
                 _log.warning("the lease could not be given back, and runs out by itself: %s", problem)
 
     def _give_back(self) -> None:
-        if self._holds():
+        if self.holds():
             self._storage.delete(FILE)
 
     def check(self) -> None:
@@ -156,7 +156,7 @@ class Lease:
         Raises:
             RunError: when it is not: another driver may have continued the run.
         """
-        if not self._holds():
+        if not self.holds():
             holder = read_lease(self._storage)
             by = f"was taken over by {holder}" if holder is not None else "has lost its lease (the file is gone)"
             raise RunError(
@@ -164,7 +164,8 @@ class Lease:
                 "committed stands"
             )
 
-    def _holds(self) -> bool:
+    def holds(self) -> bool:
+        """Returns whether the lease is still held; :meth:`check` raises where it is not."""
         holder = read_lease(self._storage)
         return holder is not None and holder.token == self._mine.token
 
@@ -226,7 +227,7 @@ class Lease:
     def _renew(self) -> None:
         while not self._over.wait(self._timeout_s / _RENEWALS):
             try:
-                if not self._holds():
+                if not self.holds():
                     return  # `check` says so before the next commit
                 self._storage.write(FILE, self._content())
             except (RunError, OSError) as error:
@@ -256,7 +257,8 @@ def _boot() -> str:
     return _system("sys/kernel/random/boot_id")
 
 
-def _namespace() -> str:
+def pid_namespace() -> str:
+    """Returns the PID namespace (of a container) of this process; empty if the system does not report it."""
     try:
         return os.readlink(PROC / "self/ns/pid")
     except OSError:

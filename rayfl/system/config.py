@@ -28,7 +28,7 @@ class Uniform(_Options):
 
     name: Literal["uniform"] = "uniform"
     low: float = Field(ge=0, description="lower end")
-    high: float = Field(ge=0, description="upper end")
+    high: float = Field(ge=0, allow_inf_nan=False, description="upper end")
 
     @model_validator(mode="after")
     def _ordered(self) -> Uniform:

@@ -26,6 +26,9 @@ DEVICES_SCHEMA = pa.schema(
 """One row per client: milliseconds of a forward pass of a sample, kbit/s, probability of being available in a round,
 and, where there is a trace, the seconds at which it becomes available and unavailable until the trace begins again."""
 
+_MANY = 10**18
+"""More samples, or bytes, than a client has in a round."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -68,9 +71,26 @@ def make_devices(
         streams: of the experiment; each client has draws of its own.
 
     Raises:
-        ConfigError: when lists have another length than there are clients, or what was drawn is no probability.
+        ConfigError: when lists have another length than there are clients, what was drawn is no probability, a device
+            would take infinitely long, or none would ever be available.
         DataError: when a trace cannot be read, naming file and row.
     """
+    devices = _made(config, num_clients, streams)
+    for client, device in enumerate(devices):
+        try:
+            device.duration_us(config.forward_passes * _MANY, _MANY, _MANY)
+        except (OverflowError, ValueError):
+            raise ConfigError(
+                f"system: client {client} has a computation of {device.computation:g} ms and a communication of "
+                f"{device.communication:g} kbit/s, whose times are too long for a number: lower computation (and "
+                "forward_passes), raise communication"
+            ) from None
+    if not any(device.availability for device in devices):
+        raise ConfigError("system.availability is 0 for all clients: nobody would ever train. Raise it for some")
+    return devices
+
+
+def _made(config: GivenSystem | SampledSystem | TraceSystem, num_clients: int, streams: RandomStreams) -> list[Device]:
     if isinstance(config, GivenSystem):
         return _given(config, num_clients)
     if isinstance(config, SampledSystem):

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rayfl.errors import DataError
 
 @dataclass(frozen=True)
 class Hours:
-    """When a device is available, in seconds; begins again after ``period``.
+    """When a device is available, in seconds; begins again after ``period``. The clock's microseconds are rounded.
 
     Attributes:
         active: when it becomes available, ascending.
@@ -38,25 +39,27 @@ class Hours:
 
     def ends_us(self, now_us: int) -> int | None:
         """Until when a device that is available now stays so, in microseconds; None if it is not available."""
-        start, now = self._split(now_us)
-        place = bisect_right(self.active, now) - 1
-        if place < 0 or now >= self.inactive[place]:
+        active, inactive, period = self.rounded_us
+        start, now = now_us - now_us % period, now_us % period
+        place = bisect_right(active, now) - 1
+        if place < 0 or now >= inactive[place]:
             return None
-        end = self.inactive[place]
-        if end == self.period and self.active[0] == 0:
-            end += self.inactive[0]
-        return start + round(end * 1e6)
+        end = inactive[place]
+        if end == period and active[0] == 0:
+            end += inactive[0]
+        return start + end
 
     def begins_us(self, now_us: int) -> int:
-        """Returns when a device that is not available now becomes so, in microseconds."""
-        start, now = self._split(now_us)
-        later = [begin for begin in self.active if begin > now]
-        return start + round((later[0] if later else self.period + self.active[0]) * 1e6)
+        """Returns when a device that is not available now becomes so, in microseconds; later than now."""
+        active, _, period = self.rounded_us
+        start, place = now_us - now_us % period, bisect_right(active, now_us % period)
+        return start + (active[place] if place < len(active) else period + active[0])
 
-    def _split(self, now_us: int) -> tuple[int, float]:
-        """The beginning of the present repetition in microseconds, and the seconds since."""
-        period = round(self.period * 1e6)
-        return now_us - now_us % period, now_us % period / 1e6
+    @cached_property
+    def rounded_us(self) -> tuple[list[int], list[int], int]:
+        """The attributes in whole microseconds: what is compared with the clock must be what is added to it."""
+        active, inactive = ([round(time * 1e6) for time in times] for times in (self.active, self.inactive))
+        return active, inactive, round(self.period * 1e6)
 
 
 def read_devices(path: str) -> list[tuple[float, float]]:
@@ -84,16 +87,25 @@ def read_hours(path: str) -> list[Hours]:
     for row, record in enumerate(_records(path, ("active", "inactive", "finish_time"))):
         active, inactive = (_seconds(path, row, record, name) for name in ("active", "inactive"))
         period = _number(path, row, record, "finish_time")
-        times = [time for pair in zip(active, inactive, strict=False) for time in pair]
         if not active or len(active) != len(inactive):
             raise DataError(f"{path}, device {row}: active and inactive must be lists of the same length, at least 1")
-        rising = all(before < after for before, after in itertools.pairwise(times))
-        if not rising or times[0] < 0 or times[-1] > period:
+        hours = Hours(tuple(active), tuple(inactive), period)
+        if not _is_usable(hours):
             raise DataError(
-                f"{path}, device {row}: active and inactive must alternate in time, between 0 and finish_time"
+                f"{path}, device {row}: active and inactive must alternate in time, between 0 and finish_time, and be "
+                "a microsecond apart at least"
             )
-        found.append(Hours(tuple(active), tuple(inactive), period))
+        found.append(hours)
     return found
+
+
+def _is_usable(hours: Hours) -> bool:
+    try:
+        active, inactive, period = hours.rounded_us
+    except OverflowError:
+        return False
+    times = [time for pair in zip(active, inactive, strict=True) for time in pair]
+    return all(before < after for before, after in itertools.pairwise(times)) and times[0] >= 0 and times[-1] <= period
 
 
 def _records(path: str, columns: Sequence[str]) -> list[Mapping[str, Any]]:

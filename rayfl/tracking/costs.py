@@ -21,12 +21,15 @@ class CostLines(Timings):
     Args:
         storage: the run's folder.
         states: how many clients have a state in the last commit, and the bytes of one on average; None: not known.
+        ours: see :class:`Timings`.
     """
 
     FILE = FILE
 
-    def __init__(self, storage: Storage, states: Callable[[], tuple[int, float | None]]) -> None:
-        super().__init__(storage)
+    def __init__(
+        self, storage: Storage, states: Callable[[], tuple[int, float | None]], ours: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__(storage, ours)
         self._states = states
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from rayfl.storage.files import Storage
@@ -26,12 +26,14 @@ class Timings(Callback):
 
     Args:
         storage: the run's folder.
+        ours: whether it still is this process's at the end, so that it is written to.
     """
 
     FILE: ClassVar[str] = FILE
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, ours: Callable[[], bool] = lambda: True) -> None:
         self._storage = storage
+        self._ours = ours
         self._lines: dict[int, str] = {}
         self._started = False
 
@@ -54,8 +56,8 @@ class Timings(Callback):
         self._write()
 
     def on_end(self, rounds_completed: int) -> None:
-        # Without what was there before, the file would be replaced by less.
-        if self._started:
+        # Without what was there before, or what another driver has written since, the file would be replaced by less.
+        if self._started and self._ours():
             self._write()
 
     def _write(self) -> None:

@@ -136,9 +136,9 @@ def test_weights_may_be_counts_fractions_and_numpy_numbers() -> None:
     assert abs(found - float(exact)) <= 4 * math.ulp(float(exact))
 
 
-@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
-def test_weights_that_are_no_weights_are_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="positive"):
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf, None, "3", 10**400, torch.ones(2)])
+def test_weights_that_are_no_weights_are_refused(weight: Any) -> None:
+    with pytest.raises(ValueError, match="weights must be positive and finite numbers, got "):
         ExactSum().add(Weighted({"w": torch.ones(1)}, weight))
 
 
@@ -165,6 +165,10 @@ REFUSED: list[tuple[str, Any, type[Exception], str]] = [
     ("number", {"a": {"w": torch.tensor([1.0, 2.0])}, "n": math.nan}, NonFiniteError, "'n'"),
     ("integers", {"a": {"w": torch.tensor([1, 2])}, "n": 1.0}, TypeError, "a/w.*int64"),
     ("booleans", {"a": {"w": torch.tensor([True, False])}, "n": 1.0}, TypeError, "a/w.*bool"),
+    ("list", {"a": {"w": [torch.ones(1)]}, "n": 1.0}, TypeError, "'a/w' is of type list, not a tensor or a number"),
+    ("nothing", {"a": {"w": torch.ones(2)}, "n": None}, TypeError, "'n' is of type NoneType"),
+    ("text", {"a": {"w": torch.ones(2)}, "n": "x"}, TypeError, "'n' is of type str"),
+    ("digits", {"a": {"w": torch.ones(2)}, "n": 10**400}, TypeError, "'n' is of type int, .* too large"),
     ("shape", {"a": {"w": torch.ones(1, 2)}, "n": 1.0}, ValueError, "a/w"),
     ("type", {"a": {"w": torch.ones(2).double()}, "n": 1.0}, ValueError, "a/w"),
     ("missing", {"a": {"w": torch.ones(2)}}, ValueError, "'n'"),

@@ -181,6 +181,13 @@ def test_leaves_longer_than_a_chunk() -> None:
         assert torch.equal(whole["w"][part], piece["w"])
 
 
+def test_a_single_contribution_travels_in_any_type() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        one = ExactSum()
+        one.add(Weighted({"w": torch.tensor([0.1, -3.0], dtype=dtype)}, 2))
+        assert_equal(pickle.loads(pickle.dumps(one)).mean(), one.mean())
+
+
 def test_finite_trees_pass_and_the_first_bad_leaf_is_named() -> None:
     check_finite(
         {"a": torch.ones(2), "i": torch.tensor([1, 2]), "none": torch.zeros(0), "n": 3, "b": torch.ones(()) > 0}

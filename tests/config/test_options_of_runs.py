@@ -74,6 +74,8 @@ def test_state_memory_and_spill_dir(state_memory: Any, tmp_path: Path) -> None:
 
     seen = run(tmp_path, look=spilled, cluster={"state_memory": state_memory, "spill_dir": str(place)})
     assert (max(seen) > 0) == (state_memory == 1)
+    with pytest.raises(ResourceError, match=r"cluster\.spill_dir=.*missing cannot be written to .*No such file"):
+        run(tmp_path / "other", cluster={"state_memory": state_memory, "spill_dir": str(place / "missing")})
 
 
 def test_data_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,9 @@ def test_speeds_that_cannot_be_used_are_named(content: Any, message: str, tmp_pa
         ({"active": [], "inactive": [], "finish_time": 9}, "same length"),
         ({"active": [3], "inactive": [2], "finish_time": 9}, "alternate"),
         ({"active": [3], "inactive": [12], "finish_time": 9}, "between 0 and finish_time"),
+        ({"active": [1], "inactive": [1.0000001], "finish_time": 9}, "a microsecond apart"),
+        ({"active": [0], "inactive": [1e-7], "finish_time": 1e-7}, "a microsecond apart"),
+        ({"active": [0], "inactive": [1], "finish_time": 1e305}, "between 0 and finish_time"),
         ({"active": 3, "inactive": [12], "finish_time": 9}, "must be a list of seconds"),
     ],
 )
@@ -129,3 +132,17 @@ def test_the_table_has_all_that_was_simulated(tmp_path: Path) -> None:
 def test_distributions_are_checked() -> None:
     with pytest.raises(ValidationError, match="above high"):
         make(1, name="sampled", computation={"name": "uniform", "low": 2, "high": 1})
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"computation": {"name": "lognormal", "median": 40, "sigma": 1e4}}, r"client \d has a computation of inf ms"),
+        ({"communication": {"name": "constant", "value": 1e-320}}, "a communication of .* kbit/s, whose times are too"),
+        ({"forward_passes": 1e300}, "forward_passes"),
+        ({"availability": {"name": "constant", "value": 0}}, "nobody would ever train"),
+    ],
+)
+def test_devices_that_would_never_be_done_or_there_are_refused(section: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(9, name="sampled", **section)

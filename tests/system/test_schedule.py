@@ -171,3 +171,11 @@ def test_every_plan_is_consistent(
 
 def round_us(seconds: float | None) -> int:
     return 0 if seconds is None else round(seconds * S)
+
+
+def test_a_device_is_there_at_the_microsecond_at_which_the_server_has_waited_for_it() -> None:
+    for hours in (Hours((100 / 3,), (200 / 3,), 1000.0), Hours((200 / 3,), (100,), 100.00000049)):
+        opens = hours.begins_us(0)
+        ends = hours.ends_us(opens)
+        assert ends is not None and hours.ends_us(opens - 1) is None and hours.ends_us(ends) is None
+        assert hours.ends_us(hours.begins_us(ends)) is not None and hours.begins_us(ends) > ends

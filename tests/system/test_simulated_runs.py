@@ -101,7 +101,9 @@ def test_a_simulated_run_continues_to_the_same_bits(method: str, tmp_path: Path)
     assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "pieces"))
 
 
-def test_a_round_without_clients_changes_nothing_but_the_clock(tmp_path: Path) -> None:
+def test_a_round_without_clients_changes_nothing_but_the_clock(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     result = rayfl.run(experiment(tmp_path, "run", {**GIVEN, "deadline_s": 0.001}))
     assert result.rounds_completed == 4
     assert not result.rounds.filter(pc.field("cohort") == "selected").num_rows
@@ -109,6 +111,10 @@ def test_a_round_without_clients_changes_nothing_but_the_clock(tmp_path: Path) -
     assert last == pytest.approx(0.004)
     loss = result.rounds.filter((pc.field("model") == "global") & (pc.field("split") == "test"))["loss"].to_pylist()
     assert loss[0] == loss[-1]
+    assert "no client took part in any round after 0" in caplog.text
+    caplog.clear()
+    rayfl.run(experiment(tmp_path, "other", {**GIVEN, "deadline_s": 60}))
+    assert "no client took part" not in caplog.text
 
 
 def test_without_a_system_everything_is_as_it_was(tmp_path: Path) -> None:

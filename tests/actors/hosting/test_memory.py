@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,16 +77,31 @@ def test_what_killed_processes_left_is_removed_and_what_living_ones_have_stays(t
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     host = socket.gethostname()
-    names = {pid: f"rayfl-spill-{host}-{pid}-abc" for pid in (dead.pid, os.getppid())}
-    foreign = "rayfl-spill-elsewhere-1-abc"
-    for name in (*names.values(), foreign):
+    namespace = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))
+    names = {pid: f"rayfl-spill-{host}-{namespace}-{pid}-abc" for pid in (dead.pid, os.getppid())}
+    # Whether these processes live cannot be known from here: of another machine, of another container.
+    foreign = {f"rayfl-spill-elsewhere-{namespace}-{dead.pid}-abc", f"rayfl-spill-{host}-1{namespace}-{dead.pid}-abc"}
+    for name in (*names.values(), *foreign):
         (tmp_path / name).mkdir()
     spill = Spill(1, str(tmp_path))
     kept = [spill.store(tree(k)) for k in range(2)]
     assert len(kept) == 2
     left = {path.name for path in tmp_path.iterdir()}
     assert names[dead.pid] not in left
-    assert {names[os.getppid()], foreign} < left
+    assert {names[os.getppid()], *foreign} < left
+    assert any(name.startswith(f"rayfl-spill-{host}-{namespace}-{os.getpid()}-") for name in left)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_bytes(b"")])
+def test_a_spilled_state_that_somebody_has_removed_or_damaged_is_named(
+    harm: Callable[[Path], object], tmp_path: Path
+) -> None:
+    spill = Spill(1, str(tmp_path))
+    kept = [spill.store(tree(k)) for k in range(2)]
+    (file,) = files(tmp_path)
+    harm(file)
+    with pytest.raises(ResourceError, match=r"\.safetensors is gone or damaged .*: set cluster\.spill_dir"):
+        spill.get(kept[0])
 
 
 def test_without_a_limit_nothing_is_written(tmp_path: Path) -> None:

@@ -193,8 +193,23 @@ def test_an_untouched_state_is_unchanged() -> None:
         lambda state: state.update(n=torch.ones(())),
         lambda state: state.pop("w"),
         lambda state: state.clear(),
+        lambda state: state.update(empty={}),
+        lambda state: state["inner"].clear(),
     ],
-    ids=["new", "copy", "in_place", "number", "float", "bool", "added", "tensor", "removed", "cleared"],
+    ids=[
+        "new",
+        "copy",
+        "in_place",
+        "number",
+        "float",
+        "bool",
+        "added",
+        "tensor",
+        "removed",
+        "cleared",
+        "empty",
+        "emptied",
+    ],
 )
 def test_a_change_is_noticed(change: Any) -> None:
     assert changes(change)

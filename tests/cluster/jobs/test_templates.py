@@ -263,6 +263,8 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
         (["nonsense"], "'nonsense' is neither a file nor a preset"),
         (["quickstart", "train.round=5"], r"train.round: unknown \(did you mean 'rounds'\?\)"),
         (["train.lr=1e400"], "train.lr: must be a finite number"),
+        (["cluster.backend=inline", "--nodes", "2"], "would be idle: leave it out"),
+        (["cluster.device=cuda"], "give --gpus-per-node"),
     ],
 )
 @pytest.mark.parametrize("kind", ["kuberay", "slurm"])
@@ -282,3 +284,10 @@ def test_of_a_configuration_in_a_file_it_is_said_that_the_cluster_reads_it(tmp_p
     assert done.exit_code == 0
     assert f"rayfl run {config}" in done.stdout
     assert "is read where the run starts" in done.stderr.replace("\n", " ")
+
+
+def test_one_node_of_slurm_may_train_without_ray() -> None:
+    run = ["quickstart", "cluster.backend=inline"]
+    assert CliRunner().invoke(app, ["cluster", "template", "slurm", *run], catch_exceptions=False).exit_code == 0
+    with pytest.raises(ConfigError, match="kuberay's nodes that train would be idle"):
+        CliRunner().invoke(app, ["cluster", "template", "kuberay", *run], catch_exceptions=False)

@@ -142,6 +142,30 @@ def test_copies_may_begin_later_and_pause(calm: Path, tmp_path: Path) -> None:
     assert all_files(tmp_path / "run") == all_files(tmp_path / "run" / "copy")
 
 
+def test_copies_that_begin_later_are_known_to_whoever_reads_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rayfl.run(small_experiment(tmp_path, "run", "scaffold", backend="inline"))
+    rayfl.run(experiment(tmp_path))
+    assert verify(Storage(str(folder))).problems == []
+    server = manifests(folder)[-1].server.name
+    flip(folder / "copy" / "commits" / server)
+    assert any(server in problem for problem in verify(Storage(str(folder))).problems)
+    rayfl.run(str(folder))
+    flip(folder / "commits" / server)
+    assert rayfl.run(str(folder)).rounds_completed == 4
+    assert verify(Storage(str(folder))).problems == []
+
+
+def test_copies_that_paused_while_the_run_was_given_more_rounds_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rayfl.run(experiment(tmp_path))
+    rayfl.run(str(folder), **{"train.rounds": 5, "storage.copies": 1})
+    assert verify(Storage(str(folder))).problems == []
+    rayfl.run(str(folder), **{"train.rounds": 6, "storage.copies": 2})
+    assert verify(Storage(str(folder))).problems == []
+    assert all_files(folder) == all_files(folder / "copy")
+
+
 def test_a_file_that_is_damaged_in_both_folders_is_damaged(folder: Path, tmp_path: Path) -> None:
     for manifest in manifests(folder):
         for place in ("", "copy"):

@@ -232,7 +232,8 @@ def test_a_start_that_was_cut_short_begins_again(experiment: dict[str, Any], tmp
 
 
 def test_spilled_states_of_dead_processes_go_and_nothing_else(tmp_path: Path) -> None:
-    dead = f"rayfl-spill-{os.uname().nodename}-999999999"
+    namespace = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))
+    dead = f"rayfl-spill-{os.uname().nodename}-{namespace}-999999999"
     states = [tmp_path / f"{dead}-abcdefgh" / "3.safetensors", tmp_path / f"{dead}-ijklmnop" / "4.safetensors"]
     mine = [
         tmp_path / f"{dead}-abcdefgh" / "notes.txt",

@@ -76,7 +76,7 @@ class TakeOver(rayfl.Callback):
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         if rounds_completed == self._after:
             other = Holder.here().model_copy(update={"host": "elsewhere", "pid": 7})
-            (self._folder / FILE).write_text(other.model_dump_json())
+            Storage(str(self._folder)).write(FILE, other.model_dump_json().encode())
 
 
 def test_a_driver_whose_lease_was_taken_over_commits_nothing_more(tmp_path: Path, calm: Path) -> None:
@@ -94,6 +94,33 @@ def test_a_driver_whose_lease_was_taken_over_commits_nothing_more(tmp_path: Path
     (folder / FILE).unlink()
     rayfl.run(config)
     assert_same(outcome(calm), outcome(folder))
+
+
+class Overtaken(rayfl.Callback):
+    """After a round, the lease is deleted, and what the driver has written by then is replaced or moved away."""
+
+    def __init__(self, folder: Path, moved: Path | None = None) -> None:
+        self._folder = folder
+        self._moved = moved
+
+    def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
+        if rounds_completed == 3:  # no commit is under way
+            (self._folder / FILE).unlink()
+            for name in ("timings.jsonl", "costs.jsonl"):
+                (self._folder / name).write_text("of another driver")
+            if self._moved is not None:
+                self._folder.rename(self._moved)
+
+
+def test_a_driver_that_was_forced_out_writes_nothing_more(tmp_path: Path) -> None:
+    for name, moved in (("run", None), ("other", tmp_path / "moved")):
+        folder = tmp_path / name
+        config = small_experiment(tmp_path, name, "scaffold", backend="inline") | {"storage": {"commit_every": 2}}
+        with pytest.raises(RunError, match="has lost its lease"):
+            rayfl.run(config, callbacks=[Overtaken(folder, moved)])
+        place = moved or folder
+        assert {(place / file).read_text() for file in ("timings.jsonl", "costs.jsonl")} == {"of another driver"}
+        assert moved is None or not folder.exists()
 
 
 def test_a_driver_on_another_machine_has_until_its_lease_expires(tmp_path: Path) -> None:
