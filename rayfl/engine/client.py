@@ -18,7 +18,7 @@ from rayfl.engine.looped import moved_paths
 from rayfl.engine.optimizer_state import load_optimizer, save_optimizer
 from rayfl.engine.optimizers import rule_of
 from rayfl.engine.pieces import in_pieces
-from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
+from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest, on_device
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.schedules import Schedule
 from rayfl.engine.settings import TrainConfig
@@ -155,7 +155,7 @@ class Client:
                 gradient, so weight decay still moves it (with Adam by the learning rate at each step, however small
                 it is): what shall not move belongs into ``frozen``.
             objective: ``(trainable, batch, task, frozen, draw) -> scalar``.
-            frozen: tensors the objective reads.
+            frozen: tensors and numbers the objective reads; NumPy's become PyTorch's and Python's.
             draw: makes the random numbers of all steps, from the stream ``mix``.
             each_epoch: awaited after every epoch with the tree as trained so far.
             task: what the objective is given; default the client's task.
@@ -296,4 +296,4 @@ class Client:
         return map_leaves(self._to_device, (task or self.task).network.initialize(seed))
 
     def _to_device(self, leaf: Any) -> Any:
-        return leaf.to(self._device) if isinstance(leaf, Tensor) else leaf
+        return on_device(leaf, self._device)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rayfl.data.images.augment import Variations
@@ -108,8 +110,8 @@ class TrainRequest:
             TrainRequest,
             self.objective,
             Layout.of(self.trainable),
-            _structure(self.frozen),
-            _structure(self.draws, skip=1),
+            _structure(self.frozen, Tensor),
+            _structure(self.draws, (Tensor, np.ndarray), skip=1),
             self.examples.x.shape[1:],
             self.examples.x.dtype,
             self.examples.y.shape[1:],
@@ -170,7 +172,26 @@ class OutputRequest:
 Request = TrainRequest | GradientRequest | OutputRequest
 
 
-def _structure(tree: Mapping[str, Any] | None, skip: int = 0) -> tuple[Any, ...] | None:
+def on_device(leaf: Any, device: torch.device) -> Any:
+    """Returns a leaf of ``frozen`` on the device: NumPy's arrays as tensors, its scalars as plain numbers."""
+    if isinstance(leaf, Tensor):
+        return leaf.to(device)
+    if isinstance(leaf, np.ndarray):
+        return torch.tensor(leaf, device=device)
+    return leaf.item() if isinstance(leaf, np.generic) else leaf
+
+
+def _structure(tree: Mapping[str, Any] | None, stacked: Any, skip: int = 0) -> tuple[Any, ...] | None:
+    """Returns shapes and types of leaves of the types that are stacked; what else there is, one stack has in common."""
     if tree is None:
         return None
-    return tuple((p, v.shape[skip:], v.dtype) if hasattr(v, "shape") else (p, v) for p, v in leaves(tree))
+    return tuple((p, v.shape[skip:], v.dtype) if isinstance(v, stacked) else (p, _key(v)) for p, v in leaves(tree))
+
+
+def _key(value: Any) -> Any:
+    """Returns the value, or the identity of one that cannot be hashed (a list)."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.trampoline import run_procedures
-from rayfl.params import Tree
+from rayfl.params import Tree, squared_norm
 from rayfl.randomness import RandomStreams
 from tests.support.client_passes import TASK, TRAIN, clients, trained
 from tests.support.problems import CPU
@@ -62,6 +63,30 @@ def test_least_number_of_local_steps(samples: int, epochs: int, least: int, step
     client = clients((samples,), local_epochs=epochs, min_local_steps=least)[0]
     assert client.num_steps() == steps
     assert clients((50,), local_epochs=epochs, min_local_steps=least)[0].num_steps(samples=samples) == steps
+
+
+@MODES
+@pytest.mark.parametrize(
+    "form", [np.float64, lambda w: np.full(3, w), lambda w: [w] * 3], ids=["scalar", "array", "list"]
+)
+def test_each_client_reads_its_own_frozen_values(mode: str, form: Any) -> None:
+    """NumPy's values and lists are as much a client's own as PyTorch's and Python's numbers."""
+    start = TASK.network.initialize(0)
+
+    def pulled(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        weight = sum(frozen["weight"]) / 3 if form is not np.float64 else frozen["weight"]
+        loss: Tensor = task.loss(model, batch) + weight * squared_norm(model)
+        return loss
+
+    def found(form: Any) -> dict[int, Tree]:
+        procedures = {
+            k: client.train(start, pulled, frozen={"weight": form(0.1 * k)}) for k, client in clients().items()
+        }
+        return run_procedures(procedures, Engine(TASK, CPU, EngineConfig(mode=mode, width=4)))  # type: ignore[arg-type]
+
+    plain = (lambda w: w) if form is np.float64 else lambda w: torch.full((3,), w, dtype=torch.float64)
+    for client, tree in found(plain).items():
+        assert_close(found(form)[client], tree, 1e-6)
 
 
 @MODES
