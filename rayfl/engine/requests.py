@@ -16,6 +16,7 @@ from rayfl.engine.batches import BatchPlan
 from rayfl.engine.flat import Layout
 from rayfl.engine.optimizers import Groups, OptimizerState, Rule
 from rayfl.engine.tasks import Task
+from rayfl.errors import MethodError
 from rayfl.examples import Examples
 from rayfl.params import Tree, leaves, map_leaves
 
@@ -170,6 +171,21 @@ class OutputRequest:
 
 
 Request = TrainRequest | GradientRequest | OutputRequest
+
+
+def one_value(value: Any) -> Tensor:
+    """Returns the value of an objective, of one client also under ``vmap``.
+
+    Raises:
+        MethodError: when it is not a tensor with a single element.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise MethodError(
+        f"an objective returned {what} where it must return one number, as a tensor: average the values of samples "
+        "with batch.mean(values)"
+    )
 
 
 def on_device(leaf: Any, device: torch.device) -> Any:
