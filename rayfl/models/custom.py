@@ -14,7 +14,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.split import PixelModel, SplitModel, is_pixelwise
-from rayfl.models.tryout import made_up_inputs, try_out
+from rayfl.models.tryout import made_up_inputs, try_out, try_training
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
 
@@ -57,11 +57,13 @@ class CustomModel(Architecture):
         """The stateless view of :meth:`build`, tried on made-up inputs.
 
         Raises:
-            ModelError: the factory or its model fails, or the head's output is not what the model returns.
+            ModelError: the factory or its model fails, or the head's output is not what the model returns,
+                or autograd refuses the model.
             ConfigError: the factory cannot be imported.
         """
         network = Network(partial(self.build, spec))
         try_out(network, spec, self._label)
+        try_training(network, spec, self._label)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)
             module = self._made(spec).eval()

@@ -71,6 +71,7 @@ def test_what_cannot_be_vectorized_is_found_by_running_it(name: str, reason: str
         ("few_classes", "1", r"needed are \(2, f\) and \(2, 4\)"),
         ("rows", "0", r"features of shape \(2, 1, 6, 2\)"),
         ("failing", None, "KeyError"),
+        ("overwriting", "4", "cannot be trained: .*inplace operation"),
         ("nothing", None, "returned a NoneType"),
     ],
 )

@@ -110,6 +110,12 @@ def few_classes(spec: InputSpec) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(12, spec.num_classes - 1))
 
 
+def overwriting(spec: InputSpec) -> nn.Module:
+    """Dropout overwrites what the backward pass of the activation reads."""
+    layers = nn.Linear(12, 5), nn.ReLU(), nn.Dropout(0.5, inplace=True), nn.Linear(5, spec.num_classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
 def pixelwise(spec: InputSpec) -> nn.Module:
     return nn.Linear(2, spec.num_classes)
 
