@@ -15,6 +15,7 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.trampoline import run_procedures
+from rayfl.errors import MethodError
 from rayfl.models.base import Network
 from rayfl.params import Tree, squared_distance
 from tests.support.client_passes import TASK, clients, trained
@@ -60,6 +61,23 @@ def test_momentum_is_kept_of_the_parts_that_are_named(mode: str) -> None:
         assert_close(found[k], {"kept": keeping[k], "fresh": fresh[k]}, 1e-6)
         assert set(client.state["optimizer"]["main"]) == {"kept"}
         assert_close(client.state["optimizer"]["main"]["kept"], kept[k].state["optimizer"]["main"], 1e-6)
+
+
+@MODES
+def test_adam_is_kept_of_tensors_that_are_named(mode: str) -> None:
+    """A model has no first keys: its parameters' names stand in their place."""
+    adam = {"optimizer": "adam", "momentum": 0.0}
+    names = list(TASK.network.parameter_names)
+
+    def second(keep: Any) -> dict[int, Tree]:
+        who = clients(**adam)
+        trained(who, mode, keep_optimizer=keep)
+        return trained(who, mode, keep_optimizer=keep)
+
+    assert_equal(second(names)[0], second(True)[0])
+    assert not torch.equal(second(False)[0]["head.weight"], second(True)[0]["head.weight"])
+    with pytest.raises(MethodError, match="keep all of them"):
+        second(names[:1])
 
 
 @MODES
