@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,9 +13,7 @@ from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.evaluation import samples_at_a_time
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
-from rayfl.engine.looped import moved_paths
-from rayfl.engine.optimizer_state import load_optimizer, save_optimizer
-from rayfl.engine.optimizers import rule_of
+from rayfl.engine.optimizer_state import save_optimizer, with_optimizer
 from rayfl.engine.pieces import in_pieces
 from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest, on_device
 from rayfl.engine.round_context import RoundContext
@@ -171,19 +168,21 @@ class Client:
                 * ``weight_decay``: default the configured weight decay.
                 * ``steps``: number of mini-batches in place of whole epochs.
                 * ``repeats``: how many consecutive steps use each mini-batch.
-                * ``groups``: how what lies under a first key of ``trainable`` is treated, where it differs from the
-                  above.
+                * ``groups``: how what lies under a first key (or path) of ``trainable`` is treated, where it differs
+                  from the above; the longest path counts.
                 * ``keep_optimizer``: whether the optimizer goes on where the last pass of the same ``stream`` left it
                   (its buffers and number of steps then are part of the client's state, ``optimizer``), or the first
                   keys of ``trainable`` for which it does; default as configured.
                 * ``stream``: suffix of the streams, for a pass other than a round's first (``.1``, ``.finetune``).
 
         Raises:
-            MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam.
+            MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam, or ``groups`` or
+                ``keep_optimizer`` names what ``trainable`` does not have.
         """
         train = self.context.train if settings is None else settings
         samples = self._training(examples)
         local = LocalSettings.of(train, self.round, len(samples), **options)
+        local.check(trainable)
         plan = self._plan(local, train, len(samples))
         request = TrainRequest(
             client=self.id,
@@ -201,9 +200,7 @@ class Client:
             variations=self._variations(local, plan) if examples is None else None,
         )
         if local.keep_optimizer:
-            moved = moved_paths(trainable, task or self.task)
-            rules = {rule_of(path, local.rule, local.groups) for path in moved}
-            request = replace(request, optimizer_state=load_optimizer(self.state, local.stream, rules))
+            request = with_optimizer(self.state, request, local.stream, task or self.task)
         if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:

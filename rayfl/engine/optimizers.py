@@ -162,9 +162,9 @@ def key_of(path: str) -> str:
 
 
 def rule_of(path: str, rule: Rule, groups: Groups) -> Rule:
-    """Returns the update rule of one tensor."""
-    found = (group for key, group in groups if path == key or path.startswith(f"{key}/"))
-    return next(found, ParameterGroup()).applied(rule)
+    """Returns the update rule of one tensor: that of the group with the longest path that it lies under."""
+    found = {key: group for key, group in groups if path == key or path.startswith(f"{key}/")}
+    return found.get(max(found, key=len, default=""), ParameterGroup()).applied(rule)
 
 
 def clipped(gradients: Sequence[Tensor], max_norm: float, stacked: bool = False) -> list[Tensor]:

@@ -14,10 +14,13 @@ from torch import Tensor
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.local_settings import LocalSettings
+from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.terms import loss
 from rayfl.engine.trampoline import run_procedures
+from rayfl.errors import MethodError
 from rayfl.params import Tree, squared_norm
 from rayfl.randomness import RandomStreams
 from tests.support.client_passes import TASK, TRAIN, clients, trained
@@ -44,6 +47,32 @@ def test_settings_are_the_configured_ones_unless_given() -> None:
     assert (given.steps, given.keep_optimizer) == (3, ["a"])
     assert given.rule == replace(train.rule, lr=0.3, momentum=0.0, weight_decay=0.2)
     assert LocalSettings.of(train, 1, 11, epochs=1, steps=50).steps == 50
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"groups": {"modle": ParameterGroup(lr=0.0)}}, "groups names 'modle'"),
+        ({"groups": {"model/head": ParameterGroup(lr=0.0)}}, "groups names 'model/head'"),
+        ({"keep_optimizer": {"modle"}}, "keep_optimizer names 'modle'"),
+    ],
+)
+def test_options_for_what_is_not_trained_are_refused(options: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(MethodError, match=f"{wrong}, .* there are 'model'"):
+        trained(clients(), start={"model": TASK.network.initialize(0)}, **options)
+
+
+@MODES
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_group_with_the_longest_path_counts(mode: str, order: int) -> None:
+    start = {"model": TASK.network.initialize(0)}
+    rules = {"model": ParameterGroup(lr=0.1), "model/head.bias": ParameterGroup(lr=0.0)}
+    (found, *_) = run_procedures(
+        {0: clients()[0].train(start, loss(at="model"), groups=dict(list(rules.items())[::order]))},
+        Engine(TASK, CPU, EngineConfig(mode=mode)),  # type: ignore[arg-type]
+    ).values()
+    still = {name for name, tensor in found["model"].items() if torch.equal(tensor, start["model"][name])}
+    assert still == {"head.bias"}
 
 
 def on_quadratic(start: float, **train: Any) -> float:
