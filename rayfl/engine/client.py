@@ -15,7 +15,7 @@ from rayfl.engine.evaluation import samples_at_a_time
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.optimizer_state import save_optimizer, with_optimizer
 from rayfl.engine.pieces import in_pieces
-from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest, on_device
+from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest, arrays_of, on_device
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.schedules import Schedule
 from rayfl.engine.settings import TrainConfig
@@ -153,7 +153,7 @@ class Client:
                 it is): what shall not move belongs into ``frozen``.
             objective: ``(trainable, batch, task, frozen, draw) -> scalar``.
             frozen: tensors and numbers the objective reads; NumPy's become PyTorch's and Python's.
-            draw: makes the random numbers of all steps, from the stream ``mix``.
+            draw: makes the random numbers of all steps, from the stream ``mix``: one entry a step.
             each_epoch: awaited after every epoch with the tree as trained so far.
             task: what the objective is given; default the client's task.
             examples: what to train on in place of the client's training samples, on the device. Their ``y`` may be any
@@ -177,7 +177,7 @@ class Client:
 
         Raises:
             MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam, or ``groups`` or
-                ``keep_optimizer`` names what ``trainable`` does not have.
+                ``keep_optimizer`` names what ``trainable`` does not have, or ``draw`` returns too few or many entries.
         """
         train = self.context.train if settings is None else settings
         samples = self._training(examples)
@@ -190,7 +190,7 @@ class Client:
             trainable=trainable,
             frozen=None if frozen is None else map_leaves(self._to_device, frozen),
             objective=objective,
-            draws=None if draw is None else draw(self._generator("mix", local), plan.steps),
+            draws=None if draw is None else arrays_of(draw(self._generator("mix", local), plan.steps), plan.steps),
             plan=plan,
             rule=local.rule,
             seed=self.context.streams.integer(f"dropout{local.stream}", self.round, self.id),

@@ -197,6 +197,26 @@ def on_device(leaf: Any, device: torch.device) -> Any:
     return leaf.item() if isinstance(leaf, np.generic) else leaf
 
 
+def arrays_of(draws: Tree, steps: int) -> Tree:
+    """Returns what a method has drawn as arrays.
+
+    Args:
+        draws: the tree that ``draw`` returned.
+        steps: of the pass.
+
+    Raises:
+        MethodError: when an array has another number of entries than there are steps.
+    """
+    found = map_leaves(lambda leaf: np.asarray(leaf.cpu() if isinstance(leaf, Tensor) else leaf), draws)
+    for path, array in leaves(found):
+        if array.shape[:1] != (steps,):
+            raise MethodError(
+                f"draw returned {path!r} with shape {array.shape} for a pass of {steps} steps: it needs one entry for "
+                f"each along dimension 0, shape ({steps}, ...)"
+            )
+    return found
+
+
 def _structure(tree: Mapping[str, Any] | None, stacked: Any, skip: int = 0) -> tuple[Any, ...] | None:
     """Returns shapes and types of leaves of the types that are stacked; what else there is, one stack has in common."""
     if tree is None:

@@ -18,7 +18,7 @@ from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.terms import loss
+from rayfl.engine.terms import drawn, loss
 from rayfl.engine.trampoline import run_procedures
 from rayfl.errors import MethodError
 from rayfl.params import Tree, squared_norm
@@ -26,7 +26,7 @@ from rayfl.randomness import RandomStreams
 from tests.support.client_passes import TASK, TRAIN, clients, trained
 from tests.support.problems import CPU
 from tests.support.toy_networks import Quadratic
-from tests.support.toys import assert_close, quadratic_clients
+from tests.support.toys import assert_close, assert_equal, quadratic_clients
 
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 
@@ -60,6 +60,24 @@ def test_settings_are_the_configured_ones_unless_given() -> None:
 def test_options_for_what_is_not_trained_are_refused(options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(MethodError, match=f"{wrong}, .* there are 'model'"):
         trained(clients(), start={"model": TASK.network.initialize(0)}, **options)
+
+
+@MODES
+def test_there_is_one_draw_a_step(mode: str) -> None:
+    """Lists and tensors are as good as arrays."""
+    start, summed = TASK.network.initialize(0), drawn("weight") * loss()
+
+    def found(client: Client, form: Any, more: int = 0) -> Any:
+        procedure = client.train(start, summed, draw=lambda generator, n: {"weight": form(generator.random(n + more))})
+        engine = Engine(TASK, CPU, EngineConfig(mode=mode))  # type: ignore[arg-type]
+        return run_procedures({0: procedure}, engine)[0]
+
+    for more in (-2, 1):
+        error = found(clients()[0], np.asarray, more)
+        assert isinstance(error, MethodError)
+        assert "'weight'" in str(error) and "pass of 6 steps" in str(error)
+    for form in (list, torch.as_tensor):
+        assert_equal(found(clients()[0], form), found(clients()[0], np.asarray))
 
 
 @MODES
