@@ -24,8 +24,9 @@ from torch import Tensor
 
 from rayfl.engine.numbers import Factor, Number, Read
 from rayfl.engine.pairs import COSINE, DISTANCE, PRODUCT, Pair
-from rayfl.engine.points import TRAINED, At, Constant, Name, Point, Scope, _times
-from rayfl.params import leaves
+from rayfl.engine.points import TRAINED, At, Constant, Name, Point, Scope, _times, bare
+from rayfl.errors import MethodError
+from rayfl.params import Tree, leaves
 
 
 class Term(ABC):
@@ -58,8 +59,22 @@ class Penalty(Term):
 
     def value(self, scope: Scope, batch: Any) -> Tensor:
         """See :class:`Term`."""
+        return self.pair.value(*self.sides(scope))
+
+    def sides(self, scope: Scope) -> tuple[Tree, Tree]:
+        """Returns the tensors under both names by path.
+
+        Raises:
+            MethodError: when two of them differ in shape.
+        """
         one, other = scope.parameters(self.of), dict(leaves(scope.tree(self.to)))
-        return self.pair.value(one, {path: other[path] for path in one})
+        for path, tensor in one.items():
+            if tensor.shape != other[path].shape:
+                raise MethodError(
+                    f"{self.pair.name}({bare(self.of)!r}, {bare(self.to)!r}) needs equal shapes, but "
+                    f"{path!r} has shape {tuple(tensor.shape)} here and {tuple(other[path].shape)} there"
+                )
+        return one, {path: other[path] for path in one}
 
 
 @dataclass(frozen=True)
