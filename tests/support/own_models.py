@@ -116,6 +116,22 @@ def overwriting(spec: InputSpec) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+def lazy(spec: InputSpec) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.Linear(5, spec.num_classes))
+
+
+class Counting(Own):
+    """Counts passes in a buffer of integers, which is in no client's model."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__(spec)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def features(self, x: Tensor) -> Tensor:
+        self.count += int(self.training)
+        return super().features(x) / (1 + self.count)
+
+
 def pixelwise(spec: InputSpec) -> nn.Module:
     return nn.Linear(2, spec.num_classes)
 
