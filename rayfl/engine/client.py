@@ -154,7 +154,7 @@ class Client:
             objective: ``(trainable, batch, task, frozen, draw) -> scalar``.
             frozen: tensors and numbers the objective reads; NumPy's become PyTorch's and Python's.
             draw: makes the random numbers of all steps, from the stream ``mix``: one entry a step.
-            each_epoch: awaited after every epoch with the tree as trained so far.
+            each_epoch: awaited after every epoch with the tree as trained so far; without samples, after the last step.
             task: what the objective is given; default the client's task.
             examples: what to train on in place of the client's training samples, on the device. Their ``y`` may be any
                 targets, one a row, which the objective reads as ``batch.y``.
@@ -205,7 +205,7 @@ class Client:
             trained: Tree = await Ask(request)
         else:
             epoch = num_steps(len(samples), train.batch_size, 1, train.drop_last) * local.repeats
-            trained = await in_pieces(request, epoch, each_epoch, schedule)
+            trained = await in_pieces(request, epoch or plan.steps, each_epoch, schedule)  # no samples: one epoch
         save_optimizer(self.state, request, local)
         return trained
 
