@@ -81,6 +81,27 @@ def test_adam_is_kept_of_tensors_that_are_named(mode: str) -> None:
 
 
 @MODES
+@pytest.mark.parametrize("own", [True, False])
+def test_adams_steps_are_not_those_of_other_tensors(mode: str, own: bool) -> None:
+    """Head, then body: the second pass needs a stream of its own."""
+    model = TASK.network.initialize(0)
+    head, body = ({n: leaf for n, leaf in model.items() if n.startswith(part)} for part in ("head", "inner"))
+
+    def objective(part: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        return cross_entropy({**frozen, **part}, batch, task, None, None)
+
+    async def passes(client: Client) -> Tree:
+        trained = await client.train(head, objective, frozen=body, keep_optimizer=True)
+        return await client.train(body, objective, frozen=trained, keep_optimizer=True, stream=".body" if own else "")
+
+    engine = Engine(TASK, CPU, EngineConfig(mode=mode, width=4))  # type: ignore[arg-type]
+    procedures = {k: passes(client) for k, client in clients(optimizer="adam", momentum=0.0).items()}
+    for found in run_procedures(procedures, engine).values():
+        assert isinstance(found, dict if own else MethodError)
+        assert own or "stream of its own" in str(found)
+
+
+@MODES
 def test_momentum_is_kept_where_groups_alone_ask_for_sgd(mode: str) -> None:
     def both(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         return cross_entropy(model["a"], batch, task, None, None) + cross_entropy(model["b"], batch, task, None, None)
