@@ -70,8 +70,8 @@ class APFL(Averaging):
         if self.adaptive:
             like = next(iter(model.values()))
             start["alpha"] = torch.as_tensor(alpha, dtype=like.dtype, device=like.device)
-        rule = ParameterGroup(momentum=0.0, weight_decay=0.0, bounds=(0.0, 1.0))
-        trained = await client.train(start, self.objective, groups={"alpha": rule})
+        groups = {"alpha": ParameterGroup(momentum=0.0, weight_decay=0.0, bounds=(0.0, 1.0))} if self.adaptive else {}
+        trained = await client.train(start, self.objective, groups=groups)
         client.state["local"] = trained["local"]
         if self.adaptive:
             client.state["alpha"] = alpha = trained["alpha"]

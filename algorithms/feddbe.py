@@ -110,13 +110,14 @@ class FedDBE(Averaging):
 
     async def local_update(self, client: Client, model: Tree, mean: Tensor | None = None) -> Weighted:
         start = {"model": model, "vector": self._own(client, model)}
+        groups = {"vector": ParameterGroup(lr=self.vector_lr)}
         if mean is not None and self.mean_momentum < 1:
-            start["running"] = torch.zeros_like(mean)
+            start["running"], groups["running"] = torch.zeros_like(mean), ACCUMULATOR
         trained = await client.train(
             start,
             self.objective,
             frozen=None if mean is None else {"mean": mean},
-            groups={"vector": ParameterGroup(lr=self.vector_lr), "running": ACCUMULATOR},
+            groups=groups,
         )
         client.state["vector"] = trained["vector"]
         client.publish(local=Predictor.of(trained["model"]), personalized=_shifted(trained["model"], trained["vector"]))

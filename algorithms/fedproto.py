@@ -106,15 +106,15 @@ class FedProto(Algorithm):
     async def local_update(self, client: Client, prototypes: Tree) -> Weighted:
         """Trains the client's own model, and sends its mean features by class."""
         task, means = task_of(client), prototypes["means"]
-        start: Tree = {"model": self._own(client)}
+        collected: Tree = {}
         if self.prototypes_at == "during":
-            start |= {"sums": torch.zeros_like(means), "counts": torch.zeros_like(means[:, 0])}
+            collected = {"sums": torch.zeros_like(means), "counts": torch.zeros_like(means[:, 0])}
         pulled = self.alignment_weight > 0 and bool(prototypes["exist"].any())
         trained = await client.train(
-            start,
+            {"model": self._own(client), **collected},
             self.objective if pulled or self.prototypes_at == "during" else self.plain_objective,
             frozen={"prototypes": prototypes},
-            groups={"sums": ACCUMULATOR, "counts": ACCUMULATOR},
+            groups=dict.fromkeys(collected, ACCUMULATOR),
             task=task,
         )
         model = client.state["local"] = trained["model"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -14,11 +13,9 @@ from rayfl.data.images.augment import Variations
 from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
 from rayfl.engine.evaluation import samples_at_a_time
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
-from rayfl.engine.looped import moved_paths
-from rayfl.engine.optimizer_state import load_optimizer, save_optimizer
-from rayfl.engine.optimizers import rule_of
+from rayfl.engine.optimizer_state import save_optimizer, with_optimizer
 from rayfl.engine.pieces import in_pieces
-from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest
+from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest, arrays_of, on_device
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.schedules import Schedule
 from rayfl.engine.settings import TrainConfig
@@ -155,9 +152,9 @@ class Client:
                 gradient, so weight decay still moves it (with Adam by the learning rate at each step, however small
                 it is): what shall not move belongs into ``frozen``.
             objective: ``(trainable, batch, task, frozen, draw) -> scalar``.
-            frozen: tensors the objective reads.
-            draw: makes the random numbers of all steps, from the stream ``mix``.
-            each_epoch: awaited after every epoch with the tree as trained so far.
+            frozen: tensors and numbers the objective reads; NumPy's become PyTorch's and Python's.
+            draw: makes the random numbers of all steps, from the stream ``mix``: one entry a step.
+            each_epoch: awaited after every epoch with the tree as trained so far; without samples, after the last step.
             task: what the objective is given; default the client's task.
             examples: what to train on in place of the client's training samples, on the device. Their ``y`` may be any
                 targets, one a row, which the objective reads as ``batch.y``.
@@ -171,19 +168,22 @@ class Client:
                 * ``weight_decay``: default the configured weight decay.
                 * ``steps``: number of mini-batches in place of whole epochs.
                 * ``repeats``: how many consecutive steps use each mini-batch.
-                * ``groups``: how what lies under a first key of ``trainable`` is treated, where it differs from the
-                  above.
+                * ``groups``: how what lies under a first key (or path) of ``trainable`` is treated, where it differs
+                  from the above; the longest path counts.
                 * ``keep_optimizer``: whether the optimizer goes on where the last pass of the same ``stream`` left it
                   (its buffers and number of steps then are part of the client's state, ``optimizer``), or the first
                   keys of ``trainable`` for which it does; default as configured.
                 * ``stream``: suffix of the streams, for a pass other than a round's first (``.1``, ``.finetune``).
 
         Raises:
-            MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam.
+            MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam, or ``groups`` or
+                ``keep_optimizer`` names what ``trainable`` does not have, or ``draw`` returns too few or many entries,
+                or Adam would go on with the number of steps of other tensors (see ``stream``).
         """
         train = self.context.train if settings is None else settings
         samples = self._training(examples)
         local = LocalSettings.of(train, self.round, len(samples), **options)
+        local.check(trainable)
         plan = self._plan(local, train, len(samples))
         request = TrainRequest(
             client=self.id,
@@ -191,7 +191,7 @@ class Client:
             trainable=trainable,
             frozen=None if frozen is None else map_leaves(self._to_device, frozen),
             objective=objective,
-            draws=None if draw is None else draw(self._generator("mix", local), plan.steps),
+            draws=None if draw is None else arrays_of(draw(self._generator("mix", local), plan.steps), plan.steps),
             plan=plan,
             rule=local.rule,
             seed=self.context.streams.integer(f"dropout{local.stream}", self.round, self.id),
@@ -201,14 +201,12 @@ class Client:
             variations=self._variations(local, plan) if examples is None else None,
         )
         if local.keep_optimizer:
-            moved = moved_paths(trainable, task or self.task)
-            rules = {rule_of(path, local.rule, local.groups) for path in moved}
-            request = replace(request, optimizer_state=load_optimizer(self.state, local.stream, rules))
+            request = with_optimizer(self.state, request, local.stream, task or self.task)
         if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
             epoch = num_steps(len(samples), train.batch_size, 1, train.drop_last) * local.repeats
-            trained = await in_pieces(request, epoch, each_epoch, schedule)
+            trained = await in_pieces(request, epoch or plan.steps, each_epoch, schedule)  # no samples: one epoch
         save_optimizer(self.state, request, local)
         return trained
 
@@ -296,4 +294,4 @@ class Client:
         return map_leaves(self._to_device, (task or self.task).network.initialize(seed))
 
     def _to_device(self, leaf: Any) -> Any:
-        return leaf.to(self._device) if isinstance(leaf, Tensor) else leaf
+        return on_device(leaf, self._device)

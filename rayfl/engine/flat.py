@@ -84,9 +84,9 @@ class Layout:
         """Returns a buffer of zeros, by default of ``size`` elements."""
         return _zeros(self.size if size is None else size, self.dtype, device)
 
-    def pack(self, tree: Mapping[str, Any], device: torch.device) -> Tensor:
-        """Returns a new buffer with a copy of a tree, which may have further leaves."""
-        flat, found = self.zeros(device), dict(leaves(tree))
+    def pack(self, tree: Mapping[str, Any], device: torch.device, size: int | None = None) -> Tensor:
+        """Returns a new buffer with a copy of a tree, which may have further leaves; see :meth:`zeros`."""
+        flat, found = self.zeros(device, size), dict(leaves(tree))
         for path, view in self.leaves(flat).items():
             view.copy_(found[path])
         return flat

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from rayfl.engine.optimizers import Groups, ParameterGroup, Rule
 from rayfl.engine.settings import TrainConfig
+from rayfl.errors import MethodError
+from rayfl.params import Tree
 
 
 class LocalOptions(TypedDict, total=False):
@@ -32,7 +34,7 @@ class LocalSettings:
         steps: number of mini-batches.
         repeats: how many consecutive steps use each mini-batch.
         rule: the optimizer's update rule.
-        groups: parameter groups, by first key of the trained tree.
+        groups: parameter groups, by first key (or path) of the trained tree.
         keep_optimizer: whether the optimizer's state persists between updates, or the first keys for which it does.
         stream: suffix of the random streams.
     """
@@ -81,3 +83,29 @@ class LocalSettings:
             keep_optimizer=train.persist_optimizer if keep_optimizer is None else keep_optimizer,
             stream=stream,
         )
+
+    def check(self, trainable: Tree) -> None:
+        """Checks that the tree has what parameter groups and the kept optimizer name.
+
+        Raises:
+            MethodError: when it lacks something.
+        """
+        keys, kept = [key for key, _ in self.groups], self.keep_optimizer
+        wrong = {"groups": [key for key in keys if not _is_there(trainable, key)]}
+        wrong["keep_optimizer"] = [] if isinstance(kept, bool) else [key for key in kept if key not in trainable]
+        for option, names in wrong.items():
+            if names:
+                paths = "" if option == "keep_optimizer" else " or path"
+                raise MethodError(
+                    f"{option} names {', '.join(map(repr, names))}, which is no first key{paths} of what is trained: "
+                    f"there are {', '.join(map(repr, trainable))}"
+                )
+
+
+def _is_there(tree: Any, path: str) -> bool:
+    """Returns whether a tree has a tensor or tree at a path."""
+    for key in path.split("/"):
+        if not isinstance(tree, Mapping) or key not in tree:
+            return False
+        tree = tree[key]
+    return True

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.flat import ALIGNMENT_BYTES, Layout
-from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest
+from rayfl.engine.requests import GradientRequest, OutputRequest, TrainRequest, one_value
 from rayfl.engine.step import step_of
 from rayfl.engine.tasks import Batch, Task, begin_step, recorded_names, tells_steps
 from rayfl.engine.texts import PaddingTrimmer, trimmer_of
@@ -150,7 +150,7 @@ def gradient(request: GradientRequest, task: Task, device: torch.device, pieces:
         batch = Batch(x.index_select(0, rows), y.index_select(0, rows))
         if trimmer is not None and lengths is not None:
             batch = Batch(*trimmer.cut(batch.x, batch.y, lengths[rows.cpu()]))
-        loss = request.objective(from_leaves(point), batch, task, request.frozen, None)
+        loss = one_value(request.objective(from_leaves(point), batch, task, request.frozen, None))
         parts = torch.autograd.grad(loss, moved, materialize_grads=True)
         torch._foreach_add_(total, list(parts), alpha=len(rows) / len(y))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rayfl.engine.chain import Layer, MlpGradients
 from rayfl.engine.classification import Classification
+from rayfl.engine.requests import one_value
 from rayfl.engine.tasks import Batch
 
 
@@ -50,7 +51,7 @@ class LossGradient:
             self._manual.compute(batch.x, batch.y)
             return
         with torch.enable_grad():
-            loss = self._task.loss(self._model, batch)
+            loss = one_value(self._task.loss(self._model, batch))
             made = torch.autograd.grad(loss, list(self._variables.values()), materialize_grads=True)
         self._left.update(zip(self._apart, (gradient.reshape(-1) for gradient in made), strict=False))
         if self._buffers:

@@ -18,6 +18,12 @@ class Number:
 
     __radd__, __rmul__ = __add__, __mul__
 
+    def __neg__(self) -> Number:
+        return -1 * self
+
+    def __truediv__(self, divisor: float) -> Number:
+        return self * (1 / divisor) if isinstance(divisor, int | float) else NotImplemented
+
     def __sub__(self, other: Factor) -> Number:
         return self + -1 * other
 

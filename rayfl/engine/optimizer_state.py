@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import replace
 
 from rayfl.engine.local_settings import LocalSettings
-from rayfl.engine.optimizers import OptimizerState, Rule
+from rayfl.engine.looped import moved_paths
+from rayfl.engine.optimizers import OptimizerState, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
+from rayfl.engine.tasks import Task
+from rayfl.errors import MethodError
 from rayfl.params import Tree
 
 
-def load_optimizer(state: Tree, stream: str, rules: Collection[Rule]) -> OptimizerState:
-    """Returns the optimizer's state after the stream's last pass; empty before the first.
+def with_optimizer(state: Tree, request: TrainRequest, stream: str, task: Task) -> TrainRequest:
+    """Returns the request with the optimizer's state after the stream's last pass; empty before the first.
 
     Args:
         state: the client's.
+        request: the next pass.
         stream: suffix of the pass's streams.
-        rules: the update rules of the next pass.
+        task: what is learned.
+
+    Raises:
+        MethodError: when Adam would go on with the number of steps of other tensors.
     """
     stored = state.get("optimizer", {}).get(_pass_name(stream), {})
-    return OptimizerState.of(stored, {name for rule in rules for name in rule.slots})
+    moved = moved_paths(request.trainable, task)
+    rules = {path: rule_of(path, request.rule, request.groups) for path in moved}
+    kept = OptimizerState.of(stored, {name for rule in set(rules.values()) for name in rule.slots})
+    counted = {path for path, rule in rules.items() if rule.optimizer != "sgd"}
+    known = {path for slot in kept.slots.values() for path in slot}
+    if new := set(map(key_of, counted)) & set(map(key_of, known)) - set(map(key_of, counted & known)):
+        raise MethodError(
+            f"a pass trains none of the tensors that the last pass of its stream has trained under {min(new)!r}, but "
+            "would go on with their number of steps, and drop what is kept of them: give it a stream of its own, such "
+            "as stream='.second'"
+        )
+    return replace(request, optimizer_state=kept)
 
 
 def save_optimizer(state: Tree, request: TrainRequest, settings: LocalSettings) -> None:

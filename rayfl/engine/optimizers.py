@@ -162,9 +162,9 @@ def key_of(path: str) -> str:
 
 
 def rule_of(path: str, rule: Rule, groups: Groups) -> Rule:
-    """Returns the update rule of one tensor."""
-    found = (group for key, group in groups if path == key or path.startswith(f"{key}/"))
-    return next(found, ParameterGroup()).applied(rule)
+    """Returns the update rule of one tensor: that of the group with the longest path that it lies under."""
+    found = {key: group for key, group in groups if path == key or path.startswith(f"{key}/")}
+    return found.get(max(found, key=len, default=""), ParameterGroup()).applied(rule)
 
 
 def clipped(gradients: Sequence[Tensor], max_norm: float, stacked: bool = False) -> list[Tensor]:
@@ -218,6 +218,9 @@ class OptimizerState:
 
         Args:
             keys: first keys of the trained tree whose state to store; None for all.
+
+        Raises:
+            MethodError: when tensors are to go on and to begin afresh of which Adam keeps one number of steps.
         """
 
         def wanted(path: str) -> bool:
@@ -226,5 +229,12 @@ class OptimizerState:
         trees = {name: from_leaves({p: t for p, t in kept.items() if wanted(p)}) for name, kept in self.slots.items()}
         if set(trees) <= _OF_SGD:
             return trees.get("momentum", {})
-        counts = {key: count for key, count in self.steps.items() if wanted(key)}
+        # Tensors without a first key have one number of steps, under no name.
+        found = {(key_of(path), wanted(path)) for kept in self.slots.values() for path in kept}
+        if {("", True), ("", False)} <= found:
+            raise MethodError(
+                f"keep_optimizer={sorted(keys or ())} names some of the tensors that are no trees themselves, and Adam "
+                "counts one number of steps for all of those: keep all of them, or put what is kept under a key"
+            )
+        counts = {key: count for key, count in self.steps.items() if wanted(key) or (key, True) in found}
         return {**trees, "count": counts} if counts else {}

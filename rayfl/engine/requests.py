@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rayfl.data.images.augment import Variations
@@ -14,6 +16,7 @@ from rayfl.engine.batches import BatchPlan
 from rayfl.engine.flat import Layout
 from rayfl.engine.optimizers import Groups, OptimizerState, Rule
 from rayfl.engine.tasks import Task
+from rayfl.errors import MethodError
 from rayfl.examples import Examples
 from rayfl.params import Tree, leaves, map_leaves
 
@@ -108,8 +111,8 @@ class TrainRequest:
             TrainRequest,
             self.objective,
             Layout.of(self.trainable),
-            _structure(self.frozen),
-            _structure(self.draws, skip=1),
+            _structure(self.frozen, Tensor),
+            _structure(self.draws, (Tensor, np.ndarray), skip=1),
             self.examples.x.shape[1:],
             self.examples.x.dtype,
             self.examples.y.shape[1:],
@@ -170,7 +173,61 @@ class OutputRequest:
 Request = TrainRequest | GradientRequest | OutputRequest
 
 
-def _structure(tree: Mapping[str, Any] | None, skip: int = 0) -> tuple[Any, ...] | None:
+def one_value(value: Any) -> Tensor:
+    """Returns the value of an objective, of one client also under ``vmap``.
+
+    Raises:
+        MethodError: when it is not a tensor with a single element.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value
+    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise MethodError(
+        f"an objective returned {what} where it must return one number, as a tensor: average the values of samples "
+        "with batch.mean(values)"
+    )
+
+
+def on_device(leaf: Any, device: torch.device) -> Any:
+    """Returns a leaf of ``frozen`` on the device: NumPy's arrays as tensors, its scalars as plain numbers."""
+    if isinstance(leaf, Tensor):
+        return leaf.to(device)
+    if isinstance(leaf, np.ndarray):
+        return torch.tensor(leaf, device=device)
+    return leaf.item() if isinstance(leaf, np.generic) else leaf
+
+
+def arrays_of(draws: Tree, steps: int) -> Tree:
+    """Returns what a method has drawn as arrays.
+
+    Args:
+        draws: the tree that ``draw`` returned.
+        steps: of the pass.
+
+    Raises:
+        MethodError: when an array has another number of entries than there are steps.
+    """
+    found = map_leaves(lambda leaf: np.asarray(leaf.cpu() if isinstance(leaf, Tensor) else leaf), draws)
+    for path, array in leaves(found):
+        if array.shape[:1] != (steps,):
+            raise MethodError(
+                f"draw returned {path!r} with shape {array.shape} for a pass of {steps} steps: it needs one entry for "
+                f"each along dimension 0, shape ({steps}, ...)"
+            )
+    return found
+
+
+def _structure(tree: Mapping[str, Any] | None, stacked: Any, skip: int = 0) -> tuple[Any, ...] | None:
+    """Returns shapes and types of leaves of the types that are stacked; what else there is, one stack has in common."""
     if tree is None:
         return None
-    return tuple((p, v.shape[skip:], v.dtype) if hasattr(v, "shape") else (p, v) for p, v in leaves(tree))
+    return tuple((p, v.shape[skip:], v.dtype) if isinstance(v, stacked) else (p, _key(v)) for p, v in leaves(tree))
+
+
+def _key(value: Any) -> Any:
+    """Returns the value, or the identity of one that cannot be hashed (a list)."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

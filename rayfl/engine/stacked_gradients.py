@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from rayfl.engine.requests import one_value
 from rayfl.engine.tasks import Task, begin_step
 
 Loss = Callable[..., Tensor]
@@ -58,7 +59,7 @@ class StackedGradients:
         ) -> Tensor:
             if key is not None:
                 begin_step(self._task, key, mask is not None, self._first)
-            return self._loss(model, x, y, mask, *rest)
+            return one_value(self._loss(model, x, y, mask, *rest))
 
         stacked = (0 if key is not None else None, 0, 0, 0 if mask is not None else None)
         variables = {path: tensors[path].detach().requires_grad_() for path in moved}

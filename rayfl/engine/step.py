@@ -10,7 +10,7 @@ import torch
 from rayfl.engine.loss_gradient import layers_of
 from rayfl.engine.optimizers import clipped
 from rayfl.engine.points import At, Scope
-from rayfl.engine.requests import TrainRequest
+from rayfl.engine.requests import TrainRequest, one_value
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.term_step import StepOnTerms, draw_of_step
 from rayfl.engine.terms import Loss, Penalty, Sum
@@ -71,6 +71,6 @@ class _ByAutograd:
         with torch.enable_grad():
             value = request.objective(self._memory.tree, batch, self._task, request.frozen, draw)
         # zero gradients for unused parameters, as under vmap
-        gradients = list(torch.autograd.grad(value, self._variables, materialize_grads=True))
+        gradients = list(torch.autograd.grad(one_value(value), self._variables, materialize_grads=True))
         self._memory.begin()
         self._move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))

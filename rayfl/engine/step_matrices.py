@@ -229,6 +229,9 @@ class StepMatrices:
         whole = isinstance(found, Mapping) and [path for path, _ in leaves(found)] == list(self._names)
         if not whole or not all(isinstance(leaf, Tensor) for leaf in found.values()):
             raise NotLinearError(f"{name!r} is no whole model")
+        like = self._scope.tree(self.trained[0])
+        if any(leaf.shape != like[path].shape for path, leaf in found.items()):
+            raise NotLinearError(f"{name!r} has tensors of other shapes")
 
     def _moves(self, name: Name) -> bool:
         return not isinstance(name, Constant) and name in self.trained

@@ -144,7 +144,7 @@ class StepOnTerms:
             assert slopes is not None
             self._measures[number] = slopes, products
             slopes = Slopes(*(measured(f"{number}.{slope}") for slope in Slopes._fields))
-        for path in self._scope.parameters(term.of):
+        for path in term.sides(self._scope)[0]:
             count = max(self._rows_of.get(_path(Share(name, path)), 0) for name in (term.of, term.to))
             for row in range(count) if count else (None,):
                 first, second = (Share(name, path, row=row) for name in (term.of, term.to))

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from rayfl.engine.numbers import Factor, Number, Read
 from rayfl.engine.pairs import COSINE, DISTANCE, PRODUCT, Pair
-from rayfl.engine.points import TRAINED, At, Constant, Name, Point, Scope, _times
-from rayfl.params import leaves
+from rayfl.engine.points import TRAINED, At, Constant, Name, Point, Scope, _times, bare
+from rayfl.errors import MethodError
+from rayfl.params import Tree, leaves
 
 
 class Term(ABC):
@@ -58,8 +59,22 @@ class Penalty(Term):
 
     def value(self, scope: Scope, batch: Any) -> Tensor:
         """See :class:`Term`."""
+        return self.pair.value(*self.sides(scope))
+
+    def sides(self, scope: Scope) -> tuple[Tree, Tree]:
+        """Returns the tensors under both names by path.
+
+        Raises:
+            MethodError: when two of them differ in shape.
+        """
         one, other = scope.parameters(self.of), dict(leaves(scope.tree(self.to)))
-        return self.pair.value(one, {path: other[path] for path in one})
+        for path, tensor in one.items():
+            if tensor.shape != other[path].shape:
+                raise MethodError(
+                    f"{self.pair.name}({bare(self.of)!r}, {bare(self.to)!r}) needs equal shapes, but "
+                    f"{path!r} has shape {tuple(tensor.shape)} here and {tuple(other[path].shape)} there"
+                )
+        return one, {path: other[path] for path in one}
 
 
 @dataclass(frozen=True)
@@ -84,18 +99,32 @@ class Sum:
     terms: tuple[tuple[Factor, Term], ...]
 
     def __call__(self, trained: Any, batch: Any, task: Any, frozen: Any = None, draw: Any = None) -> Tensor:
-        """Returns the value, a scalar, for autograd and ``vmap``."""
+        """Returns the value, a scalar, for autograd and ``vmap``.
+
+        Raises:
+            MethodError: when there are no terms.
+        """
         scope, total = Scope(trained, task, frozen, draw), None
         for factor, term in self.terms:
             value = _times(scope.number(factor), term.value(scope, batch))
             total = value if total is None else total + value
-        assert total is not None
+        if total is None:
+            raise MethodError("the objective has no terms: all its factors are 0, so that nothing is left to train on")
         return total
 
     def __add__(self, other: Sum | Callable[..., Tensor]) -> Sum:
         return Sum(self.terms + (other if isinstance(other, Sum) else function(other)).terms)
 
     __radd__ = __add__
+
+    def __neg__(self) -> Sum:
+        return -1 * self
+
+    def __sub__(self, other: Sum | Callable[..., Tensor]) -> Sum:
+        return self + -1 * (other if isinstance(other, Sum) else function(other))
+
+    def __rsub__(self, other: Callable[..., Tensor]) -> Sum:
+        return -self + other
 
     def __mul__(self, factor: Factor) -> Sum:
         return Sum(tuple((factor if own == 1 else factor * own, term) for own, term in self.terms if factor != 0))
@@ -107,8 +136,9 @@ class Sum:
 
     @property
     def readable(self) -> bool:
-        """Returns whether every term has a known gradient."""
-        return all(isinstance(t, Loss) or (isinstance(t, Penalty) and t.pair.slopes is not None) for _, t in self.terms)
+        """Returns whether there are terms, and every one has a known gradient."""
+        known = (isinstance(t, Loss) or (isinstance(t, Penalty) and t.pair.slopes is not None) for _, t in self.terms)
+        return bool(self.terms) and all(known)
 
 
 def loss(at: str | Point = TRAINED, completed_by: str | None = None) -> Sum:

@@ -11,6 +11,7 @@ from torch import Tensor
 from rayfl.engine.flat import Layout
 from rayfl.engine.optimizers import OptimizerState, Rule, key_of, rule_of
 from rayfl.engine.requests import TrainRequest
+from rayfl.params import from_leaves, leaves
 
 MOVED = "moved"
 """The buffer of the parameters."""
@@ -26,16 +27,20 @@ class TrainingBuffers:
 
     Attributes:
         layout: of the tree.
-        flats: buffers by name: the parameters, followed by module buffers, and the optimizer's slots.
-        tree: the trained tree as views.
+        flats: buffers by name: the parameters, and the optimizer's slots.
+        tree: the trained tree: parameters as views, module buffers in memory of their own, because autograd takes a
+            forward pass that writes to a tensor for one that writes to all that shares its memory.
         rules: by path, the update rule.
         steps: by first key of the tree, the number of steps taken; scalars.
     """
 
     def __init__(self, request: TrainRequest, layout: Layout, device: torch.device) -> None:
         self.layout = layout
-        self.flats = {MOVED: layout.pack(request.trainable, device)}
-        self.tree = layout.views(self.flats[MOVED])
+        self.flats = {MOVED: layout.pack(request.trainable, device, layout.moving)}
+        views = layout.leaves(self.flats[MOVED])
+        copied = {path: leaf for path, leaf in leaves(request.trainable) if path not in views}
+        own = {path: leaf.to(device).clone(memory_format=torch.contiguous_format) for path, leaf in copied.items()}
+        self.tree = from_leaves({path: own[path] if path in own else views[path] for path in layout.paths})
         self.rules = {path: rule_of(path, request.rule, request.groups) for path in layout.moved}
         self._kept = request.optimizer_state
         kept = request.optimizer_state or OptimizerState()

@@ -59,19 +59,30 @@ def check_events(dataset: FederatedDataset, clients: int) -> None:
 
 
 def check_optimizer(train: TrainConfig) -> None:
-    """Refuses to keep what there is not (older runs may have asked for it), and names a warm-up without an end."""
+    """Refuses to keep what there is not (older runs may have asked for it), and names a schedule without effect."""
     if train.persist_optimizer and not train.rule.slots:
         raise ConfigError(
             f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
             "drop train.persist_optimizer"
         )
-    if train.schedule is not None and train.schedule.warmup >= train.rounds:
+    if train.schedule is None:
+        return
+    after = range(train.schedule.warmup, train.rounds)
+    if not after:
         _log.warning(
             "train.schedule: the warm-up of %d rounds takes up all %d rounds: nothing is left for the schedule %s",
             train.schedule.warmup,
             train.rounds,
             train.schedule.name,
         )
+    elif train.schedule.name != "constant" and len(after) > 1:
+        if len({train.schedule.relative(round, train.rounds, train.lr) for round in after}) == 1:
+            _log.warning(
+                "train.schedule: the schedule %s changes no rate in the %d rounds that it has: see its options, and "
+                "train.rounds",
+                train.schedule.name,
+                len(after),
+            )
 
 
 def check_patches(config: ExperimentConfig, spec: InputSpec, tasks: Sequence[NetworkTask]) -> None:

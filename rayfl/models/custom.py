@@ -7,16 +7,22 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from rayfl.errors import ModelError, RayflError, text_of
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.split import PixelModel, SplitModel, is_pixelwise
-from rayfl.models.tryout import made_up_inputs, try_out
+from rayfl.models.tryout import made_up_inputs, try_out, try_training
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
+
+_LEFT_BEHIND = (
+    "a pass in training mode changes what is in no client's model, so that all clients would share it; keep it in a "
+    "buffer of floating-point numbers: self.register_buffer(name, torch.zeros(()))"
+)
 
 
 class CustomModel(Architecture):
@@ -57,29 +63,39 @@ class CustomModel(Architecture):
         """The stateless view of :meth:`build`, tried on made-up inputs.
 
         Raises:
-            ModelError: the factory or its model fails, or the head's output is not what the model returns.
+            ModelError: the factory or its model fails, or the head's output is not what the model returns,
+                or autograd refuses the model.
             ConfigError: the factory cannot be imported.
         """
         network = Network(partial(self.build, spec))
         try_out(network, spec, self._label)
+        try_training(network, spec, self._label)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)
-            module = self._made(spec).eval()
-            x = made_up_inputs(spec, 0)
-            made = module(x)
+            module, x = self._made(spec).float().eval(), made_up_inputs(spec, 0)
+            try:
+                made = module(x)
+            except Exception as error:  # whatever the user's code raises
+                raise ModelError(f"{self._label} cannot be applied to {spec.words()}: {text_of(error)}") from error
             if spec.target == "mask" and _convolves(module, self.head):
                 made = made.movedim(1, -1)
-            if not torch.allclose(made, network.logits(network.initialize(0), x), rtol=1e-4, atol=1e-5):
-                after = f" its layer {self.head!r} alone makes the logits and" if self.head else ""
-                raise ModelError(
-                    f"{self._label}: two calls with the same random numbers differ; see that{after} all initial values "
-                    "come from PyTorch's generator"
-                )
+            if not _is_made_by(network, made, x):
+                # What the training passes of the trial have left behind is not in a network that has seen none.
+                trained = _is_made_by(Network(partial(self.build, spec)), made, x)
+                raise ModelError(f"{self._label}: {_LEFT_BEHIND if trained else self._otherwise_made}")
         return network
 
     @property
     def _label(self) -> str:
         return f"model {self.factory}"
+
+    @property
+    def _otherwise_made(self) -> str:
+        after = f" its layer {self.head!r} alone makes the logits and" if self.head else ""
+        return (
+            f"two calls with the same random numbers differ; see that{after} all initial values come from PyTorch's "
+            "generator"
+        )
 
     def _made(self, spec: InputSpec) -> nn.Module:
         factory = import_object(self.factory, "model")
@@ -91,7 +107,18 @@ class CustomModel(Architecture):
             raise ModelError(f"{self._label} fails for {spec}: {type(error).__name__}: {text_of(error)}") from error
         if not isinstance(module, nn.Module):
             raise ModelError(f"{self._label} returned a {type(module).__name__}; needed is a module of PyTorch")
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
+            raise ModelError(
+                f"{self._label}: lazy layers have no sizes yet ({', '.join(lazy)}); give the layers their sizes, which "
+                "follow from spec.shape"
+            )
         return module
+
+
+def _is_made_by(network: Network, logits: Tensor, x: Tensor) -> bool:
+    """Returns whether a network's initial model of the seed 0 makes these logits."""
+    return torch.allclose(logits, network.logits(network.initialize(0), x), rtol=1e-4, atol=1e-5)
 
 
 def _is_head(layer: nn.Module, spec: InputSpec) -> bool:

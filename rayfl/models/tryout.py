@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from rayfl.errors import ModelError
+from rayfl.errors import ModelError, text_of
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 
@@ -60,6 +60,30 @@ def try_out(network: Network, spec: InputSpec, model: str) -> None:
             network.refuse_vectorization(why)
     if network.vectorizable:
         _try_vmap(network, tree, x)
+
+
+def try_training(network: Network, spec: InputSpec, model: str) -> None:
+    """Differentiates a network in training mode once, on made-up inputs, as a local step does.
+
+    Args:
+        network: what is tried.
+        spec: the inputs.
+        model: what to call the model in messages.
+
+    Raises:
+        ModelError: autograd refuses the model.
+    """
+    tree = network.initialize(0)
+    moved = [tree[name].requires_grad_() for name in network.parameter_names]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            network.begin_step(torch.tensor(0), False)
+            logits = network.logits(tree, made_up_inputs(spec, 0), training=True)
+            torch.autograd.grad(logits.square().mean(), moved, materialize_grads=True)
+    except Exception as error:  # whatever the model's own code raises
+        raise ModelError(f"{model} cannot be trained: {text_of(error)}") from error
+    finally:
+        network.release()
 
 
 def _trained(network: Network, tree: dict[str, Tensor], x: Tensor, mask: Tensor | None = None) -> Tensor:

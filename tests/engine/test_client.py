@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -13,16 +14,19 @@ from torch import Tensor
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.local_settings import LocalSettings
+from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.terms import drawn, loss
 from rayfl.engine.trampoline import run_procedures
-from rayfl.params import Tree
+from rayfl.errors import MethodError
+from rayfl.params import Tree, squared_norm
 from rayfl.randomness import RandomStreams
 from tests.support.client_passes import TASK, TRAIN, clients, trained
 from tests.support.problems import CPU
 from tests.support.toy_networks import Quadratic
-from tests.support.toys import assert_close, quadratic_clients
+from tests.support.toys import assert_close, assert_equal, quadratic_clients
 
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 
@@ -45,6 +49,50 @@ def test_settings_are_the_configured_ones_unless_given() -> None:
     assert LocalSettings.of(train, 1, 11, epochs=1, steps=50).steps == 50
 
 
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"groups": {"modle": ParameterGroup(lr=0.0)}}, "groups names 'modle'"),
+        ({"groups": {"model/head": ParameterGroup(lr=0.0)}}, "groups names 'model/head'"),
+        ({"keep_optimizer": {"modle"}}, "keep_optimizer names 'modle'"),
+    ],
+)
+def test_options_for_what_is_not_trained_are_refused(options: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(MethodError, match=f"{wrong}, .* there are 'model'"):
+        trained(clients(), start={"model": TASK.network.initialize(0)}, **options)
+
+
+@MODES
+def test_there_is_one_draw_a_step(mode: str) -> None:
+    """Lists and tensors are as good as arrays."""
+    start, summed = TASK.network.initialize(0), drawn("weight") * loss()
+
+    def found(client: Client, form: Any, more: int = 0) -> Any:
+        procedure = client.train(start, summed, draw=lambda generator, n: {"weight": form(generator.random(n + more))})
+        engine = Engine(TASK, CPU, EngineConfig(mode=mode))  # type: ignore[arg-type]
+        return run_procedures({0: procedure}, engine)[0]
+
+    for more in (-2, 1):
+        error = found(clients()[0], np.asarray, more)
+        assert isinstance(error, MethodError)
+        assert "'weight'" in str(error) and "pass of 6 steps" in str(error)
+    for form in (list, torch.as_tensor):
+        assert_equal(found(clients()[0], form), found(clients()[0], np.asarray))
+
+
+@MODES
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_group_with_the_longest_path_counts(mode: str, order: int) -> None:
+    start = {"model": TASK.network.initialize(0)}
+    rules = {"model": ParameterGroup(lr=0.1), "model/head.bias": ParameterGroup(lr=0.0)}
+    (found, *_) = run_procedures(
+        {0: clients()[0].train(start, loss(at="model"), groups=dict(list(rules.items())[::order]))},
+        Engine(TASK, CPU, EngineConfig(mode=mode)),  # type: ignore[arg-type]
+    ).values()
+    still = {name for name, tensor in found["model"].items() if torch.equal(tensor, start["model"][name])}
+    assert still == {"head.bias"}
+
+
 def on_quadratic(start: float, **train: Any) -> float:
     """Where training leads from ``start`` when the client's only sample is 0 (gradient theta, full batches)."""
     section = TrainConfig(rounds=1, batch_size=None, **train)
@@ -62,6 +110,30 @@ def test_least_number_of_local_steps(samples: int, epochs: int, least: int, step
     client = clients((samples,), local_epochs=epochs, min_local_steps=least)[0]
     assert client.num_steps() == steps
     assert clients((50,), local_epochs=epochs, min_local_steps=least)[0].num_steps(samples=samples) == steps
+
+
+@MODES
+@pytest.mark.parametrize(
+    "form", [np.float64, lambda w: np.full(3, w), lambda w: [w] * 3], ids=["scalar", "array", "list"]
+)
+def test_each_client_reads_its_own_frozen_values(mode: str, form: Any) -> None:
+    """NumPy's values and lists are as much a client's own as PyTorch's and Python's numbers."""
+    start = TASK.network.initialize(0)
+
+    def pulled(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        weight = sum(frozen["weight"]) / 3 if form is not np.float64 else frozen["weight"]
+        loss: Tensor = task.loss(model, batch) + weight * squared_norm(model)
+        return loss
+
+    def found(form: Any) -> dict[int, Tree]:
+        procedures = {
+            k: client.train(start, pulled, frozen={"weight": form(0.1 * k)}) for k, client in clients().items()
+        }
+        return run_procedures(procedures, Engine(TASK, CPU, EngineConfig(mode=mode, width=4)))  # type: ignore[arg-type]
+
+    plain = (lambda w: w) if form is np.float64 else lambda w: torch.full((3,), w, dtype=torch.float64)
+    for client, tree in found(plain).items():
+        assert_close(found(form)[client], tree, 1e-6)
 
 
 @MODES

@@ -15,6 +15,7 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.trampoline import run_procedures
+from rayfl.errors import MethodError
 from rayfl.models.base import Network
 from rayfl.params import Tree, squared_distance
 from tests.support.client_passes import TASK, clients, trained
@@ -60,6 +61,44 @@ def test_momentum_is_kept_of_the_parts_that_are_named(mode: str) -> None:
         assert_close(found[k], {"kept": keeping[k], "fresh": fresh[k]}, 1e-6)
         assert set(client.state["optimizer"]["main"]) == {"kept"}
         assert_close(client.state["optimizer"]["main"]["kept"], kept[k].state["optimizer"]["main"], 1e-6)
+
+
+@MODES
+def test_adam_is_kept_of_tensors_that_are_named(mode: str) -> None:
+    """A model has no first keys: its parameters' names stand in their place."""
+    adam = {"optimizer": "adam", "momentum": 0.0}
+    names = list(TASK.network.parameter_names)
+
+    def second(keep: Any) -> dict[int, Tree]:
+        who = clients(**adam)
+        trained(who, mode, keep_optimizer=keep)
+        return trained(who, mode, keep_optimizer=keep)
+
+    assert_equal(second(names)[0], second(True)[0])
+    assert not torch.equal(second(False)[0]["head.weight"], second(True)[0]["head.weight"])
+    with pytest.raises(MethodError, match="keep all of them"):
+        second(names[:1])
+
+
+@MODES
+@pytest.mark.parametrize("own", [True, False])
+def test_adams_steps_are_not_those_of_other_tensors(mode: str, own: bool) -> None:
+    """Head, then body: the second pass needs a stream of its own."""
+    model = TASK.network.initialize(0)
+    head, body = ({n: leaf for n, leaf in model.items() if n.startswith(part)} for part in ("head", "inner"))
+
+    def objective(part: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        return cross_entropy({**frozen, **part}, batch, task, None, None)
+
+    async def passes(client: Client) -> Tree:
+        trained = await client.train(head, objective, frozen=body, keep_optimizer=True)
+        return await client.train(body, objective, frozen=trained, keep_optimizer=True, stream=".body" if own else "")
+
+    engine = Engine(TASK, CPU, EngineConfig(mode=mode, width=4))  # type: ignore[arg-type]
+    procedures = {k: passes(client) for k, client in clients(optimizer="adam", momentum=0.0).items()}
+    for found in run_procedures(procedures, engine).values():
+        assert isinstance(found, dict if own else MethodError)
+        assert own or "stream of its own" in str(found)
 
 
 @MODES

@@ -21,7 +21,7 @@ from rayfl.models.base import Network
 from rayfl.models.forward_pass import ForwardPass, keys_of
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
 from rayfl.params import Tree, copy, squared_distance
-from tests.support.problems import CPU, Dropping, Normalized, Partly, cross_entropy, examples, request
+from tests.support.problems import CPU, Counting, Dropping, Normalized, Partly, cross_entropy, examples, request
 from tests.support.toy_networks import DoubleNetwork, TwoLayers
 from tests.support.toys import assert_close, assert_equal
 
@@ -110,13 +110,14 @@ def test_equal_to_a_plain_loop_in_double_precision() -> None:
     assert trained["head.weight"].dtype == torch.float64
 
 
+@pytest.mark.parametrize("factory", [Normalized, Counting])
 @pytest.mark.parametrize("nesting", ["alone", "beside_another"])
-def test_running_statistics_travel_and_no_gradient_step_moves_them(nesting: str) -> None:
-    network = Network(Normalized)
+def test_running_statistics_travel_and_no_gradient_step_moves_them(nesting: str, factory: Callable[[], Any]) -> None:
+    network = Network(factory)
     start = network.initialize(0)
     start["norm.running_mean"] = torch.linspace(-1, 1, 8)
     update = request(examples(34, VECTOR, 0), start, batch_size=16, weight_decay=0.1)
-    expected = plain(loaded(Normalized, start), update)
+    expected = plain(loaded(factory, start), update)
     if nesting == "alone":
         trained = looped.train(update, Classification(network), CPU)
     else:

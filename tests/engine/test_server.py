@@ -228,3 +228,16 @@ def test_what_the_server_has_not_is_refused(use: Any, message: str) -> None:
 def test_the_server_publishes_nothing() -> None:
     with pytest.raises(MethodError, match="publishes no predictors"):
         server().publish(model=Predictor.of({}))
+
+
+def test_a_pass_without_samples_is_one_epoch() -> None:
+    seen: list[Tree] = []
+
+    async def look(tree: Tree) -> None:
+        seen.append(tree)
+
+    def shrinking(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
+        return model["value"].square().sum()
+
+    found = outcome(server().train({"value": torch.ones(2)}, shrinking, steps=4, each_epoch=look))
+    assert_equal(found, *seen)

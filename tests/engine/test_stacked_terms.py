@@ -19,6 +19,7 @@ from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_terms import StackedTerms
 from rayfl.engine.step_matrices import NotLinearError, StepMatrices
 from rayfl.engine.terms import Sum, constant, drawn, frozen, inner_product, loss, squared_cosine, squared_distance
+from rayfl.errors import MethodError
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
@@ -158,6 +159,19 @@ def test_what_is_no_matrix_is_differentiated_whole(programs: list[StepMatrices])
             assert_close(reply, looped.train(one, task, CPU), 1e-4)
         with pytest.raises(NotLinearError):
             StepMatrices(requests[0], task)
+    assert not programs
+
+
+@pytest.mark.parametrize("rule", [Rule(0.05), Rule(0.05, optimizer="adam")], ids=["products", "autograd"])
+def test_a_penalty_between_unlike_shapes_is_refused(rule: Rule, programs: list[StepMatrices]) -> None:
+    network = Network(lambda: TwoNN(hidden=(20, 20)).build(IMAGE))
+    task, requests = Classification(network), made(network, "proximal", rule, torch.float32)
+    requests = [
+        replace(one, frozen={"received": {name: leaf[:1] for name, leaf in one.trainable.items()}}) for one in requests
+    ]
+    for fails in (lambda: vectorized.train(requests, task, CPU), lambda: looped.train(requests[0], task, CPU)):
+        with pytest.raises(MethodError, match=r"_distance\('', 'received'\) .* has shape \(20, 36\) .* \(1, 36\)"):
+            fails()
     assert not programs
 
 

@@ -33,12 +33,14 @@ from rayfl.engine.terms import (
     squared_cosine,
     squared_distance,
 )
+from rayfl.errors import MethodError
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree, leaves
 from tests.support import plain
 from tests.support.problems import CPU, Normalized, examples, request
+from tests.support.stacks import engine
 from tests.support.toy_networks import DoubleNetwork, TwoLayers
 from tests.support.toys import assert_close
 
@@ -272,3 +274,17 @@ def test_padding_of_such_gradients_is_zero(monkeypatch: pytest.MonkeyPatch) -> N
     for module in (rows, term_step):
         monkeypatch.setattr(module, "PIECE", 16)
     assert_the_same(BOTH + 5 * squared_cosine("a", "b"), "by autograd", RULES[1], ())
+
+
+def test_sums_are_subtracted_and_numbers_divided() -> None:
+    one, other = loss("a"), drawn("x") * squared_distance("a", "c")
+    assert one - other == one + -1 * other
+    assert -drawn("x") / 4 == drawn("x") * -1 * 0.25
+    assert (-one).terms == (-1 * one).terms
+    assert (one - entropic).terms == (one + -1 * function(entropic)).terms
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+def test_a_sum_without_terms_is_refused(mode: str) -> None:
+    (found,) = engine(NETWORKS["by autograd"], mode).execute([update_of(NETWORKS["by autograd"], 0 * loss("a"))])
+    assert isinstance(found, MethodError) and "has no terms" in str(found)

@@ -13,6 +13,8 @@ from torch import Tensor
 from rayfl.engine import looped, vectorized
 from rayfl.engine.classification import Classification
 from rayfl.engine.requests import GradientRequest, TrainRequest
+from rayfl.engine.tasks import Batch
+from rayfl.errors import MethodError
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.params import Tree
@@ -43,6 +45,21 @@ def test_an_objective_that_fails_fails_its_clients_and_no_others(mode: str) -> N
             assert isinstance(reply, ArithmeticError)
         else:
             assert_close(reply, looped.train(requests[k], Classification(network), CPU), 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("reduced", [lambda values: values, lambda values: None, lambda values: 1.0])
+def test_an_objective_returns_one_number(mode: str, reduced: Callable[[Tensor], Any]) -> None:
+    network = Network(lambda: TwoLayers(6, 9, 4))
+
+    def objective(model: Any, batch: Batch, task: Any, frozen: Any, draw: Any) -> Any:
+        return reduced(torch.nn.functional.cross_entropy(task.logits(model, batch), batch.y, reduction="none"))
+
+    requests = [request(examples(5, VECTOR, k), network.initialize(k), objective, client=k) for k in range(3)]
+    gradient = GradientRequest(3, examples(5, VECTOR, 3), network.initialize(3), objective, 4, seed=0)
+    for reply in engine(network, mode).execute([*requests, gradient]):
+        assert isinstance(reply, MethodError)
+        assert "must return one number" in str(reply)
 
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])

@@ -34,6 +34,17 @@ def test_an_ordinary_module_is_split_at_its_head() -> None:
     assert torch.equal(features, module[:3](X)) and torch.equal(logits, module(X))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_module_of_another_type_is_trained_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = own_models.plain
+    monkeypatch.setattr(own_models, "plain", lambda spec: plain(spec).to(dtype))
+    network = own("plain", "3").network(IMAGE)
+    model = network.initialize(5)
+    torch.manual_seed(5)
+    expected = own_models.plain(IMAGE).float()
+    assert torch.equal(network.logits(model, X), expected(X))
+
+
 def test_a_classification_model_says_its_parts_itself() -> None:
     network = own("Own").network(IMAGE)
     assert network.parameter_names == ("inner.weight", "inner.bias", "head.weight", "head.bias")
@@ -71,6 +82,9 @@ def test_what_cannot_be_vectorized_is_found_by_running_it(name: str, reason: str
         ("few_classes", "1", r"needed are \(2, f\) and \(2, 4\)"),
         ("rows", "0", r"features of shape \(2, 1, 6, 2\)"),
         ("failing", None, "KeyError"),
+        ("overwriting", "4", "cannot be trained: .*inplace operation"),
+        ("lazy", "2", r"no sizes yet \(1.weight, 1.bias\).*spec.shape"),
+        ("Counting", None, "all clients would share it; .*register_buffer"),
         ("nothing", None, "returned a NoneType"),
     ],
 )

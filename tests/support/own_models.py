@@ -110,6 +110,28 @@ def few_classes(spec: InputSpec) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(12, spec.num_classes - 1))
 
 
+def overwriting(spec: InputSpec) -> nn.Module:
+    """Dropout overwrites what the backward pass of the activation reads."""
+    layers = nn.Linear(12, 5), nn.ReLU(), nn.Dropout(0.5, inplace=True), nn.Linear(5, spec.num_classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def lazy(spec: InputSpec) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(5), nn.Linear(5, spec.num_classes))
+
+
+class Counting(Own):
+    """Counts passes in a buffer of integers, which is in no client's model."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__(spec)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def features(self, x: Tensor) -> Tensor:
+        self.count += int(self.training)
+        return super().features(x) / (1 + self.count)
+
+
 def pixelwise(spec: InputSpec) -> nn.Module:
     return nn.Linear(2, spec.num_classes)
 

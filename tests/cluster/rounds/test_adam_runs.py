@@ -137,6 +137,24 @@ def test_a_warm_up_without_an_end_is_warned_of(tmp_path: Path, caplog: pytest.Lo
         ) == warned
 
 
+@pytest.mark.parametrize(
+    ("schedule", "warned"),
+    [
+        ({"name": "multistep", "milestones": [4, 7]}, True),
+        ({"name": "multistep", "milestones": [3, 7]}, False),
+        ({"name": "step", "every": 3, "warmup": 1}, True),
+        ({"name": "step", "every": 3}, False),
+        ({"name": "constant"}, False),
+    ],
+    ids=str,
+)
+def test_a_schedule_without_effect_is_warned_of(
+    schedule: dict[str, Any], warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Parts(load_config(Experiment, experiment(tmp_path, "run", schedule=schedule), {})).check()
+    assert (f"the schedule {schedule['name']} changes no rate in the" in caplog.text) == warned
+
+
 def test_a_method_that_supposes_sgd_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"SCAFFOLD needs train\.optimizer=sgd, not adam"):
         rayfl.run(experiment(tmp_path, "run", "scaffold", **ADAM))
