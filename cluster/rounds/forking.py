@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from algorithms.registry import Experiment
 from cluster.rounds.claim import claim_folder
@@ -17,13 +14,11 @@ from rayfl.config.beginning import InitConfig
 from rayfl.config.loading import as_recorded, load_config, overrides_given
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.partitions.assignment import assignment_hash
 from rayfl.errors import ConfigError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.params import leaves
 from rayfl.runs.folder import RunFolder, open_run
 from rayfl.storage.commit_files import CommitFiles
-from rayfl.storage.files import Storage
 from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest, with_checksum
 from rayfl.storage.run_folder import check_run_folder, input_digests
@@ -115,11 +110,7 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
 
 def _check_same(source: RunFolder, parts: Parts) -> None:
     """Refuses other data, and hyper-parameters that give the server another tree."""
-    if assignment_hash(_partition(source.storage)) != parts.partition_hash:
-        raise RunError(
-            f"{source.storage.uri} was made on other data than its configuration gives now: the data set's files or "
-            "the partition's file have changed. Restore them (rayfl data verify)"
-        )
+    source.check_data(parts)
     old, new = (_shapes(one) for one in (Parts(source.config), parts))
     if old != new:
         where = ", ".join(sorted({path for path, _ in old.items() ^ new.items()})[:3])
@@ -127,10 +118,6 @@ def _check_same(source: RunFolder, parts: Parts) -> None:
             f"algorithm: with these options the server's tree is another than in {source.storage.uri} ({where}); "
             "a fork cannot change them"
         )
-
-
-def _partition(storage: Storage) -> Any:
-    return pq.read_table(io.BytesIO(storage.read("partition.parquet")))
 
 
 def _shapes(parts: Parts) -> dict[str, tuple[int, ...]]:
