@@ -81,6 +81,10 @@ def test_the_command_extends_continues_and_names_what_it_cannot_change(tmp_path:
         rayfl.run(folder, train__lr=0.5)
     with pytest.raises(RunError, match=r"train\.rounds was 3, now 2"):
         rayfl.run(folder, train__rounds=2)
+    # More threads add in another order, so that rounds would not be those of one run.
+    for rounds in (3, 4):
+        with pytest.raises(RunError, match=r"cluster\.threads_per_actor was 1, now 2"):
+            rayfl.run(folder, cluster__threads_per_actor=2, train__rounds=rounds)
     with pytest.raises(ConfigError, match="name does not apply to a run that is there"):
         rayfl.run(folder, name="other")
     with pytest.raises(RunError, match="is no run's folder"):
