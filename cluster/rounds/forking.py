@@ -24,6 +24,8 @@ from rayfl.storage.manifest import Manifest, with_checksum
 from rayfl.storage.run_folder import check_run_folder, input_digests
 from rayfl.tracking.costs import FILE as COSTS
 from rayfl.tracking.costs import read_costs
+from rayfl.tracking.environment import FILE as ENVIRONMENT
+from rayfl.tracking.environment import environment_file, starts_before
 from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import read_timings
 
@@ -72,6 +74,8 @@ def fork(
         parts.storage.write(TIMINGS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
         costs = [line for line in read_costs(source.storage) if line["round"] <= manifest.rounds_completed]
         parts.storage.write(COSTS, "".join(f"{json.dumps(line)}\n" for line in costs).encode())
+        starts = starts_before(source.environment, manifest.rounds_completed)
+        parts.storage.write(ENVIRONMENT, environment_file(starts))
         lease.check()
         own = {"fingerprint": config.fingerprint(), "inputs": input_digests(parts.storage)}
         parts.commits.write_manifest(manifest.model_copy(update=own))
