@@ -73,6 +73,7 @@ class FML(TrainedNewcomers):
         "",
         "keep the private model's optimizer from round to round while the meme's begins afresh (authors' code); false: "
         "both as train.persist_optimizer says",
+        kept=True,
     )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:

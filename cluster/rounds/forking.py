@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from algorithms.parts.settings import kept_settings
 from algorithms.registry import Experiment
 from cluster.rounds.claim import claim_folder
 from rayfl.config.beginning import FILE as INITIAL
@@ -29,9 +30,9 @@ from rayfl.tracking.environment import environment_file, starts_before
 from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import read_timings
 
-_FIXED = ("seed", "dataset", "transform", "partition", "holdout", "noise", "model", "system")
+_FIXED = ("seed", "dataset", "transform", "partition", "holdout", "noise", "task", "model", "system")
 _FIXED_OF_TRAIN = ("optimizer", "persist_optimizer", "private_norm")
-"""Options that decide the shape of states and the samples of clients: a fork cannot change them."""
+"""Options that decide the shape of states and tables and the samples of clients: a fork cannot change them."""
 
 
 def fork(
@@ -98,6 +99,9 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
         changed.append("evaluation.unseen_clients")
     if config.algorithm.name != source.config.algorithm.name:
         changed.append("algorithm")
+    else:
+        kept = kept_settings(source.config.algorithm, config.algorithm, manifest.rounds_completed)
+        changed += [f"algorithm.{name}" for name in kept]
     if changed:
         raise ConfigError(
             f"{', '.join(changed)}: a fork goes on with the clients, models and states of {source.storage.uri}, so "
