@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from algorithms.parts.settings import kept_settings
 from algorithms.registry import Experiment
 from cluster.rounds.claim import claim_folder
@@ -128,5 +130,7 @@ def _check_same(source: RunFolder, parts: Parts) -> None:
         )
 
 
-def _shapes(parts: Parts) -> dict[str, tuple[int, ...]]:
-    return {path: tuple(getattr(value, "shape", ())) for path, value in leaves(parts.initial_server())}
+def _shapes(parts: Parts) -> dict[str, Any]:
+    """Returns the shapes of the server's tensors before round 0, and its plain values."""
+    found = leaves(parts.initial_server())
+    return {path: tuple(value.shape) if isinstance(value, Tensor) else value for path, value in found}
