@@ -140,7 +140,9 @@ class APPLE(Algorithm):
         ge=0,
         unless={"peers": (None, 0)},
     )
-    fresh_peers: bool = setting(False, "", "personalized model: of the newest cores, rather than as last trained")
+    fresh_peers: bool = setting(
+        False, "", "personalized model: of the newest cores, rather than as last trained", kept=True
+    )
 
     def penalty_in(self, round: int, rounds: int) -> float:
         """lambda(t) of round t (0-indexed) of T."""

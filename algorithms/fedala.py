@@ -54,7 +54,7 @@ class FedALA(TrainedNewcomers):
     client_keeps: ClassVar[str] = "a_k, W_k"
     newcomer: ClassVar[str] = "w, mixed with the upper layers of a local update"
 
-    layers: int = setting(1, "p", "layers, from the last one, that are mixed element by element", ge=1)
+    layers: int = setting(1, "p", "layers, from the last one, that are mixed element by element", ge=1, kept=True)
     weight_lr: float = setting(1.0, "eta", "learning rate of the weights; 0 is federated averaging", ge=0)
     data_share: float = setting(
         0.8,

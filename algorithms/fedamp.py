@@ -122,7 +122,7 @@ class FedAMP(Algorithm):
         "without heuristic: scale weights of others that exceed 1 in all, so that xi_ii is not negative",
         only={"heuristic": (False,)},
     )
-    start: Literal["own", "cloud"] = setting("own", "", "where local training starts: w_i or u_i")
+    start: Literal["own", "cloud"] = setting("own", "", "where local training starts: w_i or u_i", kept=True)
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)

@@ -64,6 +64,7 @@ class FedDBE(Averaging):
         "epochs of the copies before round 0; null: train.local_epochs, 0: mean features of the initial model",
         ge=0,
         unless={"mean_weight": (0,)},
+        kept=True,
     )
     start_mean: Literal["running", "all"] = setting(
         "running",
@@ -71,6 +72,7 @@ class FedDBE(Averaging):
         "what a client sends at the start: its running mean (official code; with mean_momentum=1 that of one "
         "mini-batch), or the mean over all its samples at the trained copy",
         unless={"mean_weight": (0,), "start_epochs": (0,)},
+        kept=True,
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

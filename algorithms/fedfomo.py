@@ -115,7 +115,7 @@ class FedFomo(Algorithm):
     )
     norm: Literal["l2", "l1"] = setting("l2", "", "norm of w_n - b_i")
     base: Literal["before", "trained"] = setting(
-        "before", "b_i", "what others are compared with: w_i before its last training (paper), or w_i"
+        "before", "b_i", "what others are compared with: w_i before its last training (paper), or w_i", kept=True
     )
     fallback: Literal["own", "base"] = setting(
         "own", "", "where a client goes on if nothing has merit: w_i or b_i", unless={"base": ("trained",)}

@@ -102,7 +102,7 @@ class Adaptive(FedOpt):
 
     first_decay: float = setting(0.9, "beta_1", "decay of the mean change m", ge=0, lt=1)
     adaptivity: float = setting(1e-3, "tau", "added to the root of v; the larger, the less adaptive", gt=0)
-    initial_accumulator: float = setting(0.0, "v_0", "v before the first round", ge=0)
+    initial_accumulator: float = setting(0.0, "v_0", "v before the first round", ge=0, kept=True)
 
     def moments(self, zeros: Tree) -> Tree:
         start = map_leaves(lambda leaf: leaf + self.initial_accumulator, zeros)

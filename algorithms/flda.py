@@ -48,7 +48,10 @@ class FLDA(TrainedNewcomers):
     newcomer: ClassVar[str] = "w, and an own model and gate after a local update"
 
     gate_input: Literal["features", "raw"] = setting(
-        "features", "phi", "what the gate sees: the shared model's features, or the flattened input itself (original)"
+        "features",
+        "phi",
+        "what the gate sees: the shared model's features, or the flattened input itself (original)",
+        kept=True,
     )
     mix: Literal["probabilities", "logits"] = setting("probabilities", "", "what the gate mixes")
     gate_bias: float = setting(

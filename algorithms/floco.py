@@ -124,12 +124,13 @@ class Floco(Averaging):
         "tau",
         "round (0-indexed) at whose start clients get their points; never, if there are fewer rounds",
         ge=0,
+        kept="assignment_round",
         unless={"simplex_dimension": (0,)},
     )
     radius: float = setting(
         0.1,
         "rho",
-        "L1 radius of a client's subregion; from 2 on it is the whole simplex",
+        "L1 radius of a subregion; from 2 on it is the whole simplex",
         ge=0,
         unless={"simplex_dimension": (0,)},
     )
@@ -138,18 +139,21 @@ class Floco(Averaging):
         "",
         "choose the scale by the energy of the points (public codes) or of z times the points (paper)",
         unless={"simplex_dimension": (0,)},
+        kept="assignment_round",
     )
     scale_grid: Literal["linear", "log"] = setting(
         "linear",
         "z",
         "spacing of the 1000 scales tried between 1e-4 and 1 (paper and codes: linear)",
         unless={"simplex_dimension": (0,)},
+        kept="assignment_round",
     )
     rescale_signals: bool = setting(
         False,
         "",
         "divide all principal coordinates by the largest, so that the scales fit any learning rate",
         unless={"simplex_dimension": (0,)},
+        kept="assignment_round",
     )
     simplex_over: Literal["head", "adapters"] = setting(
         "head",

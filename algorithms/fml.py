@@ -74,6 +74,7 @@ class FML(TrainedNewcomers):
         "",
         "keep the private model's optimizer from round to round while the meme's begins afresh (authors' code); false: "
         "both as train.persist_optimizer says",
+        kept=True,
     )
 
     def remarks(self, context: RoundContext) -> Sequence[str]:

@@ -74,6 +74,7 @@ class GPFL(PartialModel):
         "received",
         "",
         "what g and p_k are made of: the received E, or the one that the client itself trained last (official code)",
+        kept=True,
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

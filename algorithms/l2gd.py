@@ -52,7 +52,7 @@ class L2GD(Algorithm):
     newcomer: ClassVar[str] = "w for x_k"
     needs_everyone: ClassVar[str] = "an iteration moves the models of all clients"
 
-    aggregation_probability: float = setting(0.5, "p", "probability that a round aggregates", gt=0, lt=1)
+    aggregation_probability: float = setting(0.5, "p", "probability that a round aggregates", gt=0, lt=1, kept=True)
     penalty_weight: float = setting(1.0, "lambda", "pull of each model to the mean of all", ge=0)
 
     def check(self, task: Task, context: RoundContext) -> None:

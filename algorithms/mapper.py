@@ -55,7 +55,7 @@ class Mapper(Averaging):
         (0.25, 0.5, 0.75), "Lambda", "shares of the local model that are tried", min_length=1
     )
     space: Literal["weights", "outputs"] = setting(
-        "weights", "", "interpolate the weights, or the predicted probabilities of two models (original)"
+        "weights", "", "interpolate the weights, or the predicted probabilities of two models (original)", kept=True
     )
     warm_start: Literal["own", "received"] = setting(
         "own", "", "where h_l starts: the client's last one (the received model in its first participation), or h_c"

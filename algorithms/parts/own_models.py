@@ -42,11 +42,12 @@ class OwnModels(FineTuning):
         "",
         "a client's first architecture: local, the most accurate one after local training alone; or the number of a "
         "candidate, for all clients",
+        kept=True,
     )
     initial_epochs: int | None = setting(
-        None, "", "epochs of that local training; null: as many as in all rounds together", ge=0
+        None, "", "epochs of that local training; null: as many as in all rounds together", ge=0, kept=True
     )
-    warm: bool = setting(False, "", "begin with the models of that local training instead of initial ones")
+    warm: bool = setting(False, "", "begin with the models of that local training instead of initial ones", kept=True)
 
     def course(self, round: int, rounds: int) -> Any:
         """The number of rounds, which is that of the epochs of the first local training where none is given."""

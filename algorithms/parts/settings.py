@@ -16,6 +16,7 @@ def setting(
     description: str,
     only: Mapping[str, Sequence[Any]] | None = None,
     unless: Mapping[str, Sequence[Any]] | None = None,
+    kept: bool | str = False,
     **bounds: Any,
 ) -> Any:
     """A hyper-parameter: its default, the paper's symbol (empty for our own options), meaning and range.
@@ -26,11 +27,34 @@ def setting(
         description: of what it does.
         only: other options, and with which of their values it does that; see :func:`idle_settings`.
         unless: other options, and with which of their values it has no effect.
+        kept: whether what server or clients keep from round to round depends on it, so that a fork cannot change it; an
+            option that names a round (0-indexed), if that is so from its start on.
         bounds: as of ``pydantic.Field``.
     """
     extra: dict[str, Any] = {"symbol": symbol}
     extra |= {key: dict(given) for key, given in (("only", only), ("unless", unless)) if given is not None}
+    if kept:
+        extra["kept"] = kept
     return Field(default, description=description, json_schema_extra=extra, **bounds)
+
+
+def kept_settings(old: BaseModel, new: BaseModel, rounds_completed: int) -> list[str]:
+    """Returns in which settings a method may not differ from another of its class whose rounds it continues.
+
+    Args:
+        old: the method of these rounds.
+        new: the method that is to continue.
+        rounds_completed: how many rounds there are.
+    """
+    found = []
+    for name, field in type(old).model_fields.items():
+        extra: Any = field.json_schema_extra or {}
+        since = extra.get("kept", False)
+        if isinstance(since, str):
+            since = rounds_completed > min(getattr(old, since), getattr(new, since))
+        if since and getattr(old, name) != getattr(new, name):
+            found.append(name)
+    return found
 
 
 def idle_settings(method: BaseModel) -> list[str]:

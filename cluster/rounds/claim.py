@@ -136,7 +136,7 @@ def _check_same_run(place: Storage, parts: Parts) -> None:
     if gone := removed_from(content):
         values = ", ".join(f"{path}={value}" for path, value in gone.items())
         raise RunError(f"{place.uri} was begun with {values}, which rayfl no longer has: choose another name")
-    if stored.fingerprint() != parts.config.fingerprint():
+    if not stored.same_results(parts.config):
         changes = _differences(stored.model_dump(mode="json"), parts.config.model_dump(mode="json"))
         longer = len(changes) == 1 and stored.train.rounds < (rounds := parts.config.train.rounds)
         more = f". `rayfl run {place.uri} train.rounds={rounds}` gives it more rounds" if longer else ""
@@ -181,11 +181,15 @@ def _written_devices(storage: Storage) -> pa.Table:
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
-        skipped = FREE if not path else frozenset[str]()
         return [
             line
             for key in {**old, **new}
-            if key not in skipped
-            for line in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+            if _counts(inner := f"{path}.{key}" if path else key)
+            for line in _differences(old.get(key), new.get(key), inner)
         ]
     return [] if old == new else [f"{path} was {old!r}, now {new!r}"]
+
+
+def _counts(path: str) -> bool:
+    section, _, option = path.partition(".")
+    return section not in FREE or (section == "cluster" and option in ("", "threads_per_actor"))

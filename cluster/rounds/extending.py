@@ -9,12 +9,14 @@ from typing import Any
 
 from algorithms.base import Algorithm
 from algorithms.registry import METHODS, Experiment
+from cluster.rounds.progress import check_same_data, empty_tables
 from rayfl.config.loading import as_recorded, load_config, to_yaml
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.storage.run_folder import CONFIG, input_digests
+from rayfl.storage.tables import PartedTable
 
 _log = logging.getLogger("rayfl")
 
@@ -40,9 +42,13 @@ def extend(parts: Parts) -> list[str]:
     stored = as_recorded(read_yaml(storage.read(CONFIG)), lambda known, values: load_config(Experiment, known, values))
     before, rounds = stored.train.rounds, config.train.rounds
     longer = stored.model_copy(update={"train": stored.train.model_copy(update={"rounds": rounds})})
-    if rounds <= before or longer.fingerprint() != config.fingerprint():
+    if rounds <= before or not longer.same_results(config):
         return []
-    done = _rounds_done(parts)
+    manifest = parts.commits.latest()
+    done = 0 if manifest is None else manifest.rounds_completed
+    if manifest is not None:
+        _, recorded = PartedTable.restored(parts.commits, manifest, "rounds")
+        check_same_data(recorded, empty_tables(parts), storage.uri)
     _check_course(config, storage.uri, before, done)
     _stamp(parts, {stored.fingerprint(), config.fingerprint()})
     written = to_yaml(config).encode()
@@ -50,11 +56,6 @@ def extend(parts: Parts) -> list[str]:
         if place is not None:
             place.write(CONFIG, written)
     return [f"{storage.uri} had {before} rounds, of which {done} are done, and has {rounds} now"]
-
-
-def _rounds_done(parts: Parts) -> int:
-    manifest = parts.commits.latest()
-    return 0 if manifest is None else manifest.rounds_completed
 
 
 def _check_course(config: ExperimentConfig, uri: str, before: int, done: int) -> None:

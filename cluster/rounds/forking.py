@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow.parquet as pq
+from torch import Tensor
 
+from algorithms.parts.settings import kept_settings
 from algorithms.registry import Experiment
 from cluster.rounds.claim import claim_folder
 from rayfl.config.beginning import FILE as INITIAL
@@ -17,24 +17,24 @@ from rayfl.config.beginning import InitConfig
 from rayfl.config.loading import as_recorded, load_config, overrides_given
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.partitions.assignment import assignment_hash
 from rayfl.errors import ConfigError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.params import leaves
 from rayfl.runs.folder import RunFolder, open_run
 from rayfl.storage.commit_files import CommitFiles
-from rayfl.storage.files import Storage
 from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest, with_checksum
 from rayfl.storage.run_folder import check_run_folder, input_digests
 from rayfl.tracking.costs import FILE as COSTS
 from rayfl.tracking.costs import read_costs
+from rayfl.tracking.environment import FILE as ENVIRONMENT
+from rayfl.tracking.environment import environment_file, starts_before
 from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import read_timings
 
-_FIXED = ("seed", "dataset", "transform", "partition", "holdout", "noise", "model", "system")
+_FIXED = ("seed", "dataset", "transform", "partition", "holdout", "noise", "task", "model", "system")
 _FIXED_OF_TRAIN = ("optimizer", "persist_optimizer", "private_norm")
-"""Options that decide the shape of states and the samples of clients: a fork cannot change them."""
+"""Options that decide the shape of states and tables and the samples of clients: a fork cannot change them."""
 
 
 def fork(
@@ -77,6 +77,8 @@ def fork(
         parts.storage.write(TIMINGS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
         costs = [line for line in read_costs(source.storage) if line["round"] <= manifest.rounds_completed]
         parts.storage.write(COSTS, "".join(f"{json.dumps(line)}\n" for line in costs).encode())
+        starts = starts_before(source.environment, manifest.rounds_completed)
+        parts.storage.write(ENVIRONMENT, environment_file(starts))
         lease.check()
         own = {"fingerprint": config.fingerprint(), "inputs": input_digests(parts.storage)}
         parts.commits.write_manifest(manifest.model_copy(update=own))
@@ -99,6 +101,9 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
         changed.append("evaluation.unseen_clients")
     if config.algorithm.name != source.config.algorithm.name:
         changed.append("algorithm")
+    else:
+        kept = kept_settings(source.config.algorithm, config.algorithm, manifest.rounds_completed)
+        changed += [f"algorithm.{name}" for name in kept]
     if changed:
         raise ConfigError(
             f"{', '.join(changed)}: a fork goes on with the clients, models and states of {source.storage.uri}, so "
@@ -115,11 +120,7 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
 
 def _check_same(source: RunFolder, parts: Parts) -> None:
     """Refuses other data, and hyper-parameters that give the server another tree."""
-    if assignment_hash(_partition(source.storage)) != parts.partition_hash:
-        raise RunError(
-            f"{source.storage.uri} was made on other data than its configuration gives now: the data set's files or "
-            "the partition's file have changed. Restore them (rayfl data verify)"
-        )
+    source.check_data(parts)
     old, new = (_shapes(one) for one in (Parts(source.config), parts))
     if old != new:
         where = ", ".join(sorted({path for path, _ in old.items() ^ new.items()})[:3])
@@ -129,9 +130,7 @@ def _check_same(source: RunFolder, parts: Parts) -> None:
         )
 
 
-def _partition(storage: Storage) -> Any:
-    return pq.read_table(io.BytesIO(storage.read("partition.parquet")))
-
-
-def _shapes(parts: Parts) -> dict[str, tuple[int, ...]]:
-    return {path: tuple(getattr(value, "shape", ())) for path, value in leaves(parts.initial_server())}
+def _shapes(parts: Parts) -> dict[str, Any]:
+    """Returns the shapes of the server's tensors before round 0, and its plain values."""
+    found = leaves(parts.initial_server())
+    return {path: tuple(value.shape) if isinstance(value, Tensor) else value for path, value in found}

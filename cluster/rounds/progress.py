@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+import pyarrow as pa
+
 from rayfl.config.own_code import own_name
+from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree
+from rayfl.results.schemas import same_data
 from rayfl.results.tables import ResultTables
 from rayfl.system.schedule import Clock
 from rayfl.system.unfinished import Unfinished
@@ -75,4 +79,20 @@ def empty_tables(parts: Parts) -> ResultTables:
         method=own_name(method),
         adapters=bool(parts.task.network.groups),
         unseen=parts.num_unseen,
+        content=parts.dataset.content_hash(),
     )
+
+
+def check_same_data(recorded: pa.Schema, tables: ResultTables, uri: str) -> None:
+    """Raises RunError unless results of a run are of the data that its configuration gives now.
+
+    Args:
+        recorded: schema of a table of the run.
+        tables: empty ones of today's configuration.
+        uri: the run's folder.
+    """
+    if not same_data(recorded.metadata, tables.metadata):
+        raise RunError(
+            f"the results in {uri} are of other data than the configuration gives now: the data set's files or the "
+            "partition's file have changed. Restore them, or choose another name"
+        )

@@ -13,11 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from actors.federation.federation import Federation
-from cluster.rounds.progress import Progress
+from cluster.rounds.progress import Progress, check_same_data
 from rayfl.config.identity import OlderRule
 from rayfl.errors import DamageError, RunError
 from rayfl.params import Tree
-from rayfl.results.schemas import PARTITION_KEY
 from rayfl.results.tables import ResultTables
 from rayfl.runs.repair import mend_tables
 from rayfl.storage.commits import FOLDER, CommitStore
@@ -231,7 +230,6 @@ class Recorder:
             RunError: when the commits are another run's, or of another format.
         """
         self.lease.check()
-        self._metadata = tables.metadata
         try:
             return self._restored(tables, thoroughly)
         except DamageError:
@@ -248,6 +246,7 @@ class Recorder:
                     f"{self.storage.uri} has results, but {FOLDER}/ has no manifest: restore that folder, or choose "
                     "another name"
                 )
+            self._metadata = tables.metadata
             return None
         self._check_fingerprint(found.manifest)
         if found.lost:
@@ -267,11 +266,8 @@ class Recorder:
         columns = {}
         for name in self.manifest.tables:
             self._tables[name], columns[name] = PartedTable.restored(self._store, self.manifest, name)
-        if (columns["rounds"].metadata or {}).get(PARTITION_KEY) != tables.rounds.schema.metadata.get(PARTITION_KEY):
-            raise RunError(
-                f"the results in {self.storage.uri} are of other data than the configuration gives now: the data set's "
-                "files or the partition's file have changed. Restore them, or choose another name"
-            )
+        check_same_data(columns["rounds"], tables, self.storage.uri)
+        self._metadata = tables.metadata
         server, unfinished = separated(self._store.read_server(self.manifest))
         rounds = self.manifest.rounds_completed
         progress = Progress.after(rounds, server, tables.after(self.committed), self.manifest.counters, unfinished)

@@ -11,7 +11,7 @@ from rayfl.config.section import Section
 
 
 class ClusterConfig(Section):
-    """Which processes run the clients. Nothing here changes a result on the CPU."""
+    """Which processes run the clients. Only ``threads_per_actor`` changes results on CPUs: their last bits."""
 
     backend: Literal["ray", "inline"] = Field("ray", description="Ray actors, or this process (for debugging)")
     address: str | None = Field(
@@ -50,7 +50,12 @@ class ClusterConfig(Section):
         description="measure some steps of one client before the actors start, and refuse what cannot fit; only where "
         "something depends on it: on GPUs, and for engine.width=auto",
     )
-    threads_per_actor: int = Field(1, ge=1, description="threads of PyTorch and BLAS in an actor")
+    threads_per_actor: int = Field(
+        1,
+        ge=1,
+        description="threads of PyTorch and BLAS in an actor; on CPUs the last bits of results depend on it, so that a "
+        "run goes on only with the number that it began with (unless device is cuda)",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if the cluster has GPUs")
     state_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
         "auto",

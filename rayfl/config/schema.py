@@ -153,6 +153,16 @@ class ExperimentConfig(Section):
         """SHA-256 of everything that a result depends on."""
         return fingerprint_of(self.identity())
 
+    def same_results(self, other: ExperimentConfig) -> bool:
+        """Returns whether the results of both are the same to the bit, on machines that compute alike.
+
+        On CPUs the number of threads decides in which order matrix products add. It is not in the fingerprint, which
+        runs of before have; computations on GPUs do not depend on it.
+        """
+        threads = self.cluster.threads_per_actor == other.cluster.threads_per_actor
+        on_gpus = "cuda" in (self.cluster.device, other.cluster.device)
+        return self.fingerprint() == other.fingerprint() and (threads or on_gpus)
+
     @property
     def run_name(self) -> str:
         """The run's folder."""

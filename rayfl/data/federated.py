@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from rayfl.data.files.content import Content, unknown
 from rayfl.examples import SPLITS, Examples, InputSpec, Places
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class FederatedDataset(ABC):
             it is read.
         reads_ahead: whether a thread may read clients before they are asked for: reading has no effect but what it
             returns, and takes longer than handing it over.
+        content_hash: gives the checksum of the source's samples, by which a run notices that they have changed.
     """
 
     spec: InputSpec
@@ -64,6 +66,7 @@ class FederatedDataset(ABC):
     remarks: Callable[[], Sequence[str]] = tuple
     sound: bool = False
     reads_ahead: bool = False
+    content_hash: Content = staticmethod(unknown)
 
     @property
     def num_clients(self) -> int:

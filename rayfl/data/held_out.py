@@ -70,6 +70,7 @@ class WithUnseen(FederatedDataset):
         self.spec, self.preprocess = inner.spec, inner.preprocess
         self.names = tuple(inner.names[client] for client in self._order)
         self.remarks, self.sound, self.reads_ahead = inner.remarks, inner.sound, inner.reads_ahead
+        self.content_hash = inner.content_hash
 
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""

@@ -73,6 +73,7 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
         )
     divided = _divided(config, opened, streams)
     dataset: FederatedDataset = divided if opened.table is None else TabularDataset(divided, opened.table)
+    dataset.content_hash = opened.content
     dataset.sound = True  # sources look at their samples when they make or open them
     untrained = divided.untrained if isinstance(divided, NaturalDataset) else ()
     dataset.remarks = lambda: [

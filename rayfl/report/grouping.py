@@ -68,20 +68,34 @@ def check_same_data(runs: Sequence[Run]) -> None:
         if on_same_data(one, other):
             continue
         changes = varied([redacted(_data(run)) for run in (one, other)])
+        same = "the same configuration" + (" and seed" if one.seed == other.seed else "")
+        what = "other samples in its files" if _contents_differ(one, other) else "another partition.parquet"
         how = "; ".join(f"{path}: {' and '.join(map(_text, values))}" for path, values in changes.items())
         raise RunError(
             f"{one.uri} and {other.uri} were made on different data "
-            f"({how or 'the same configuration and seed, but another partition.parquet'}): numbers on different "
+            f"({how or f'{same}, but {what}'}): numbers on different "
             "clients cannot be compared; report on them one by one, or use `rayfl compare --by-dataset`"
         )
 
 
 def on_same_data(one: Run, other: Run) -> bool:
     """Returns whether numbers of two runs may be compared; see :func:`check_same_data`."""
+    if _contents_differ(one, other):
+        return False
     if one.partition_hash and one.partition_hash == other.partition_hash:
         return _samples(one) == _samples(other)
     may_differ = one.seed != other.seed or not (one.partition_hash and other.partition_hash)
     return may_differ and not varied([_data(one), _data(other)])
+
+
+def _contents_differ(one: Run, other: Run) -> bool:
+    """Returns whether samples of one description are known to be others: the data set's files have changed between."""
+    contents = (one.content_hash, other.content_hash)
+    if None in contents or contents[0] == contents[1]:
+        return False
+    drawn = _data(one)["dataset"]["name"] == "custom" and one.seed != other.seed
+    described = [{"dataset": _data(run)["dataset"], "task": run.content.get("task")} for run in (one, other)]
+    return not drawn and not varied(described)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

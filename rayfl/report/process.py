@@ -40,9 +40,11 @@ def partition_picture(run: Run, open_parts: OpenParts) -> Drawing | None:
         return None
     try:
         parts = open_parts(run.content)
-        if parts.partition_hash == run.partition_hash:
+        same = None in (contents := {parts.dataset.content_hash(), run.content_hash}) or len(contents) == 1
+        if same and parts.partition_hash == run.partition_hash:
             return _classes(parts.dataset)
-        reason = "the configuration now gives another partition, so the data set's files have changed since the run"
+        what = "another partition" if same else "other samples"
+        reason = f"the configuration now gives {what}, so the data set's files have changed since the run"
     except RayflError as error:
         reason = redact(str(error))
     return _sizes(run.partition, reason)

@@ -14,6 +14,9 @@ from rayfl.results.calibration import CALIBRATION_SCHEMA
 PARTITION_KEY = b"rayfl.partition"
 """Where all tables' metadata have the hash of who owns which sample."""
 
+CONTENT_KEY = b"rayfl.content"
+"""Where they have the checksum of the source's samples; those of older runs, and of made-up data, have none."""
+
 PERSONALIZED_KEY, SWEEP_KEY = b"rayfl.personalized", b"rayfl.sweep"
 """Where they have the row that is the method's personalized model, and the prefix of the rows among which one is chosen
 (only of methods that have such rows). Tables of older runs have neither; see ``rayfl.results.personalized``."""
@@ -249,6 +252,18 @@ def known_schema(name: str, schema: pa.Schema) -> bool:
         return False
     kinds, adapters = ((False, False), (True, False), (True, True)), ADAPTERS_KEY in (schema.metadata or {})
     return any(schema.equals(schema_of(name, metrics, simulated, buffered, adapters)) for simulated, buffered in kinds)
+
+
+def data_metadata(partition: str, content: str | None) -> dict[bytes, bytes]:
+    """What the metadata of all tables say of a run's data: who owns which sample, and the samples' checksum."""
+    known = {} if content is None else {CONTENT_KEY: content.encode()}
+    return {PARTITION_KEY: partition.encode(), **known}
+
+
+def same_data(one: Mapping[bytes, bytes] | None, other: Mapping[bytes, bytes]) -> bool:
+    """Returns whether tables with such metadata are about the same samples of the same clients, as far as is known."""
+    contents = {metadata[CONTENT_KEY] for metadata in (one or {}, other) if CONTENT_KEY in metadata}
+    return (one or {}).get(PARTITION_KEY) == other.get(PARTITION_KEY) and len(contents) < 2
 
 
 def recorded_schema(name: str, metadata: Mapping[bytes, bytes], simulated: bool, buffered: bool) -> pa.Schema:

@@ -16,9 +16,9 @@ from rayfl.results.schemas import (
     CLIENTS_KEY,
     METHOD_KEY,
     METRICS,
-    PARTITION_KEY,
     SKIPPED_SCHEMA,
     UNSEEN_KEY,
+    data_metadata,
     metrics_metadata,
     own_metrics,
     schema_of,
@@ -47,6 +47,7 @@ class ResultTables:
         method: the name that a user's own method gives itself, kept in the tables' metadata; empty leaves it out.
         adapters: whether adapters are trained, which have a product error.
         unseen: how many of the clients, the last ones, take no part in training.
+        content: checksum of the source's samples, kept in the tables' metadata; None leaves it out.
 
     Attributes:
         committed: by table, how many rows there were before these.
@@ -73,16 +74,17 @@ class ResultTables:
         method: str = "",
         adapters: bool = False,
         unseen: int = 0,
+        content: str | None = None,
     ) -> None:
         self._names = names
         self._sweep = sweep
-        self._partition = partition
+        self._partition, self._content = partition, content
         self._personalized, self._method = personalized, method
         self._measures, self._simulated, self._buffered = measures, simulated, buffered
         self._adapters = adapters
         self._unseen = unseen
         self._columns = (*METRICS, *(metric.name for metric in own_metrics(measures.metrics)))
-        self.metadata = {PARTITION_KEY: partition.encode(), CLIENTS_KEY: str(len(names) - unseen).encode()}
+        self.metadata = {**data_metadata(partition, content), CLIENTS_KEY: str(len(names) - unseen).encode()}
         if unseen:
             self.metadata[UNSEEN_KEY] = str(unseen).encode()
         if personalized is not None:
@@ -133,6 +135,7 @@ class ResultTables:
             method=self._method,
             adapters=self._adapters,
             unseen=self._unseen,
+            content=self._content,
         )
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:

@@ -19,6 +19,7 @@ from rayfl.params import Tree
 from rayfl.runs.folder import RunFolder
 from rayfl.storage.manifest import Manifest
 from rayfl.system.unfinished import separated
+from rayfl.tracking.environment import starts_before
 
 _CPU = torch.device("cpu")
 _FILES_IN_MEMORY = 4
@@ -77,7 +78,7 @@ class CommittedModels:
         """
         check_client(self.run, client)
         rounds = self.rounds_completed
-        context = replace(self.parts.context, round=rounds - 1, final=rounds == self.run.config.train.rounds)
+        context = replace(self.parts.context, round=rounds - 1, final=_was_last(self.run, rounds))
         examples = self.parts.dataset.load(client)
         return Client(
             client, self.state(client), examples, self.parts.task, context, _CPU, self.parts.dataset.load_public
@@ -130,6 +131,13 @@ class CommittedModels:
             places = torch.from_numpy(order).sort().values
             x, y = x[places], y[places]
         return Examples(x, y)
+
+
+def _was_last(run: RunFolder, rounds: int) -> bool:
+    """Returns whether a round was the last one when it was evaluated; the run may have been given more since."""
+    starts = starts_before(run.environment, rounds)
+    planned = starts[-1].get("rounds") if starts else None
+    return rounds == (planned if isinstance(planned, int) else run.config.train.rounds)
 
 
 def single_model(predictor: Predictor, row: str) -> Model:

@@ -16,7 +16,7 @@ from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, RunError
 from rayfl.experiment.parts import Parts
-from rayfl.results.schemas import PARTITION_KEY
+from rayfl.results.schemas import data_metadata, same_data
 from rayfl.runs.loading import Run
 from rayfl.storage.commits import FOLDER, CommitStore
 from rayfl.storage.files import Storage
@@ -72,13 +72,17 @@ class RunFolder(Run):
         if not self.trusted:
             refuse_code(named_code(self.config), self.uri)
         parts = Parts(self.config)
-        written = (self.clients.schema.metadata or {}).get(PARTITION_KEY, b"").decode()
-        if written != parts.partition_hash:
+        self.check_data(parts)
+        return parts
+
+    def check_data(self, parts: Parts) -> None:
+        """Raises RunError when the data have changed since the run; those of ``parts`` are what they are now."""
+        now = data_metadata(parts.partition_hash, parts.dataset.content_hash())
+        if not same_data(self.clients.schema.metadata, now):
             raise RunError(
                 f"{self.uri} was made on other data than its configuration gives now: the data set's files or "
                 "the partition's file have changed. Restore them (rayfl data verify)"
             )
-        return parts
 
     def kept(self) -> list[int]:
         """The rounds of the commits that are there, ascending."""

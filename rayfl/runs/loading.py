@@ -24,7 +24,7 @@ from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, assignment_hash
 from rayfl.errors import DamageError, RunError
 from rayfl.naming.printed import PRINTED
 from rayfl.results.personalized import PersonalizedRows, personalized_rows_of, recorded_clients, recorded_unseen
-from rayfl.results.schemas import ALL_TABLES, METHOD_KEY
+from rayfl.results.schemas import ALL_TABLES, CONTENT_KEY, METHOD_KEY
 from rayfl.runs.damage import described
 from rayfl.runs.measured import Measured
 from rayfl.storage.commits import CommitStore
@@ -174,6 +174,11 @@ class Run:
     def partition_hash(self) -> str:
         """SHA-256 of the partition; empty where it is missing."""
         return "" if self.partition is None else assignment_hash(self.partition)
+
+    @property
+    def content_hash(self) -> str | None:
+        """Returns the checksum of the data set's samples; None where that is not known."""
+        return (self.rounds.schema.metadata or {}).get(CONTENT_KEY, b"").decode() or None
 
     @cached_property
     def environment(self) -> list[dict[str, Any]]:

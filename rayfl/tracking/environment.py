@@ -54,7 +54,18 @@ class Environment(Callback):
         if widths:
             entry["width"] = max(widths)
         entries = [*read_environment(self._storage), entry]
-        self._storage.write(FILE, (json.dumps(entries, indent=1) + "\n").encode())
+        self._storage.write(FILE, environment_file(entries))
+
+
+def environment_file(entries: Sequence[Mapping[str, Any]]) -> bytes:
+    """Returns the content of ``environment.json`` with these entries."""
+    return (json.dumps(list(entries), indent=1) + "\n").encode()
+
+
+def starts_before(entries: Sequence[dict[str, Any]], round: int) -> list[dict[str, Any]]:
+    """Returns the starts after which a round was still to come."""
+    known = [entry for entry in entries if isinstance(entry.get("rounds_completed"), int)]
+    return [entry for entry in known if entry["rounds_completed"] < round]
 
 
 def versions() -> dict[str, str]:

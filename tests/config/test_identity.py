@@ -38,6 +38,13 @@ def test_the_quickstart_has_the_fingerprint_of_the_first_release_among_its_own()
     assert "edf90c182f4c9ed5c62466028a36637d1d5a434b424f9f42cf5e938cac86a800" in known
 
 
+def test_on_cpus_the_number_of_threads_decides_the_last_bits() -> None:
+    one, two = experiment(), experiment(**{"cluster.threads_per_actor": 2})
+    assert one.fingerprint() == two.fingerprint() and not one.same_results(two)
+    assert two.same_results(experiment(**{"cluster.threads_per_actor": 2, "cluster.num_actors": 3}))
+    assert one.same_results(experiment(**{"cluster.threads_per_actor": 2, "cluster.device": "cuda"}))
+
+
 @pytest.mark.parametrize(
     ("engine", "before"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -30,6 +30,19 @@ class ContentHash:
     def hexdigest(self) -> str:
         """The checksum of all rows so far."""
         return hashlib.sha256(b"".join(column.digest() for column in self._columns.values())).hexdigest()
+
+
+Content = Callable[[], str | None]
+"""Gives the checksum of samples, which may have to be computed; None where it is not known."""
+
+
+def checksum(x: np.ndarray, y: np.ndarray, owners: np.ndarray | None) -> str:
+    """The checksum of samples in arrays; see :meth:`ContentHash.update`."""
+    return ContentHash().update(x, y, () if owners is None else map(str, owners)).hexdigest()
+
+
+def unknown() -> None:
+    """The :data:`Content` of samples that have no checksum."""
 
 
 def _bytes(values: np.ndarray, dtype: np.dtype) -> memoryview:

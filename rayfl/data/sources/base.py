@@ -12,6 +12,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from rayfl.data.federated import FederatedDataset
+from rayfl.data.files.content import Content, unknown
+from rayfl.data.files.natural_file import open_natural
+from rayfl.data.files.records import read_record
 from rayfl.data.images.moments import Moments
 from rayfl.data.sources.remarks import Remark
 from rayfl.data.tables import TableOptions
@@ -34,6 +37,7 @@ class Samples:
         table: what is done to the columns of a table; None where ``x`` is none.
         domains: names of the domains that samples are from (cameras, styles, hospitals), for data that have some.
         domain: which domain each sample is from, positions in ``domains``, int of shape (N,).
+        content: gives the checksum of the samples, where they may be others at the next start.
     """
 
     x: np.ndarray
@@ -45,6 +49,7 @@ class Samples:
     table: TableOptions | None = None
     domains: tuple[str, ...] = ()
     domain: np.ndarray | None = None
+    content: Content = unknown
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,16 @@ class NaturalPath:
     path: Path
     remarks: Callable[[], Sequence[Remark]] = tuple
     table: TableOptions | None = None
+
+    def content(self) -> str | None:
+        """Gives the checksum of the samples; None for a file of before there were checksums.
+
+        Raises:
+            DataError: the file, or its record, is damaged.
+        """
+        known = open_natural(self.path).header.sha256
+        record = read_record(self.path) if known is None else None
+        return known if record is None else record.content
 
 
 Labels = Literal["as_found", "renumbered"]

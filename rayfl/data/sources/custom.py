@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 
 from rayfl.data.federated import FederatedDataset
+from rayfl.data.files.content import checksum
 from rayfl.data.soundness import check_inputs
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
 from rayfl.data.sources.remarks import Remark, on_texts, remarks_on
@@ -150,7 +151,7 @@ class CustomSource(Source):
             y = self._numbered(y, count, names)
         if target in ("class", "mask") and not tokens:
             remarks = partial(remarks_on, x, y, count, counted=False, integers=False)
-        return Samples(x, y, spec, names, remarks=remarks)
+        return Samples(x, y, spec, names, remarks=remarks, content=partial(checksum, x, y, names))
 
     def _tokens(self, x: np.ndarray, lengths: Any, names: np.ndarray | None) -> tuple[np.ndarray, int, int]:
         """Rows that are filled up, how many distinct tokens there are then, and the one that fills up."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
+from rayfl.data.files.content import checksum
 from rayfl.data.sources.base import Samples
 from rayfl.data.sources.download import fetch, is_url
 from rayfl.data.sources.preparing import Order, PreparableSource, no_checksum
@@ -70,7 +72,8 @@ class HeartDiseaseSource(PreparableSource):
         names = [*_NUMBERS.values(), *(f"{name}={value}" for name, values in _CATEGORIES.values() for value in values)]
         columns = TableColumns(tuple(names), categories=tuple(range(len(_NUMBERS), len(names))))
         spec = InputSpec("image", (len(names),), 2)
-        return Samples(x, y, spec, clients, table=TableOptions(columns, self.standardize))
+        table = TableOptions(columns, self.standardize)
+        return Samples(x, y, spec, clients, table=table, content=partial(checksum, x, y, clients))
 
     def _file(self, hospital: str) -> Path:
         return self.folder / f"processed.{hospital}.data"

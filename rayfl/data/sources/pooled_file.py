@@ -143,7 +143,7 @@ class PooledFile:
         if part == "both":
             everything = list(parts.values())
             moments = reduce(add, (p.moments for p in everything))
-            return self._with_domains(Samples(self.x, self.y, self.header.spec, moments=moments), list(parts))
+            return self._with_domains(self._samples(slice(None), moments), list(parts))
         if part not in parts:
             raise DataError(f"dataset.part: {self.path} has no part {part!r}, only {', '.join(parts)}")
         start = 0
@@ -152,9 +152,11 @@ class PooledFile:
                 break
             start += header.rows
         rows = slice(start, start + parts[part].rows)
-        return self._with_domains(
-            Samples(self.x[rows], self.y[rows], self.header.spec, moments=parts[part].moments), [part]
-        )
+        return self._with_domains(self._samples(rows, parts[part].moments), [part])
+
+    def _samples(self, rows: slice, moments: Moments) -> Samples:
+        content = self.header.sha256
+        return Samples(self.x[rows], self.y[rows], self.header.spec, moments=moments, content=lambda: content)
 
     def _with_domains(self, samples: Samples, parts: Sequence[str]) -> Samples:
         known = self.header.domains

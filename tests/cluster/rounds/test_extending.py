@@ -19,9 +19,12 @@ from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import METHODS, Experiment
+from cluster.rounds.forking import fork
 from rayfl.cli.entry import app
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, RunError
+from rayfl.runs.committed import CommittedModels, single_model
+from rayfl.runs.folder import open_run
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
@@ -81,6 +84,10 @@ def test_the_command_extends_continues_and_names_what_it_cannot_change(tmp_path:
         rayfl.run(folder, train__lr=0.5)
     with pytest.raises(RunError, match=r"train\.rounds was 3, now 2"):
         rayfl.run(folder, train__rounds=2)
+    # More threads add in another order, so that rounds would not be those of one run.
+    for rounds in (3, 4):
+        with pytest.raises(RunError, match=r"cluster\.threads_per_actor was 1, now 2"):
+            rayfl.run(folder, cluster__threads_per_actor=2, train__rounds=rounds)
     with pytest.raises(ConfigError, match="name does not apply to a run that is there"):
         rayfl.run(folder, name="other")
     with pytest.raises(RunError, match="is no run's folder"):
@@ -202,3 +209,18 @@ def test_methods_that_read_the_number_of_rounds_say_what_they_make_of_it() -> No
             reading.add(name)
     overriding = {name for name, method in METHODS.items() if method.course is not rayfl.Algorithm.course}
     assert reading - only_checks == overriding
+
+
+@pytest.mark.parametrize("place", ["run", "forked"])
+def test_a_round_that_was_the_last_keeps_the_models_of_its_evaluation(tmp_path: Path, place: str) -> None:
+    config = experiment(tmp_path, "fedavg", 2) | {"storage": {"keep_commits": 9}}
+    config["algorithm"] = {"name": "fedavg", "finetune_epochs": 1}
+    folder = Path(rayfl.run(config).path)
+    before = CommittedModels(open_run(str(folder), Experiment), 2).predictors(0)
+    assert "finetuned" in before
+    if place == "forked":
+        fork(str(folder), place, 2, {"train.rounds": 3})
+    rayfl.run(tmp_path / place, train__rounds=3)
+    after = CommittedModels(open_run(str(tmp_path / place), Experiment), 2).predictors(0)
+    assert_equal(dict(single_model(after["finetuned"], "")), dict(single_model(before["finetuned"], "")))
+    assert "finetuned" not in CommittedModels(open_run(str(folder), Experiment), 1).predictors(0)

@@ -12,6 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 import rayfl
+from algorithms.parts.settings import kept_settings
+from algorithms.registry import METHODS
 from cluster.rounds.forking import fork
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, ModelError, RunError
@@ -74,6 +76,7 @@ def test_a_fork_goes_on_with_other_options_and_more_rounds(tmp_path: Path) -> No
         (["seed=3"], "seed: a fork goes on with the clients"),
         (["algorithm=fedprox"], "algorithm: a fork goes on"),
         (["model.hidden=[9]"], "model: a fork goes on"),
+        (["task.metrics=[f1_macro]"], "task: a fork goes on"),
         (["train.optimizer=adam", "train.momentum=0"], r"train\.optimizer: a fork goes on"),
         (["train.rounds=2"], r"train\.rounds=2, but the fork begins after round 2"),
         (["init.round=1"], r"init\.round: a fork's name is --name"),
@@ -84,6 +87,32 @@ def test_a_fork_cannot_change_what_states_depend_on(tmp_path: Path, overrides: l
     with pytest.raises(ConfigError, match=why):
         fork(str(folder), "other", 2, overrides)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "changed", "rounds", "refused"),
+    [
+        ({"name": "flda"}, {"gate_input": "raw"}, 1, ["gate_input"]),
+        ({"name": "flda"}, {"gate_lr": 0.5}, 1, []),
+        ({"name": "l2gd"}, {"aggregation_probability": 0.9, "penalty_weight": 2.0}, 1, ["aggregation_probability"]),
+        ({"name": "floco", "assignment_round": 2}, {"assignment_round": 100}, 2, []),
+        ({"name": "floco", "assignment_round": 2}, {"assignment_round": 100}, 3, ["assignment_round"]),
+        ({"name": "floco", "assignment_round": 100}, {"assignment_round": 2}, 3, ["assignment_round"]),
+        ({"name": "floco_plus", "assignment_round": 2}, {"scale_grid": "log", "radius": 0.5}, 3, ["scale_grid"]),
+    ],
+)
+def test_settings_that_what_is_kept_depends_on(
+    old: dict[str, Any], changed: dict[str, Any], rounds: int, refused: list[str]
+) -> None:
+    before, after = (METHODS[old["name"]].model_validate({**old, **more}) for more in ({}, changed))
+    assert kept_settings(before, after, rounds) == refused
+
+
+def test_a_fork_with_a_setting_that_states_depend_on_is_refused(tmp_path: Path) -> None:
+    folder = done(tmp_path, "fedavg", algorithm={"name": "flda"}, train={"rounds": 2})
+    with pytest.raises(ConfigError, match=r"algorithm\.gate_input: a fork goes on with the clients, models and states"):
+        fork(str(folder), "other", 2, ["algorithm.gate_input=raw", "train.rounds=3"])
+    assert fork(str(folder), "other", 2, ["algorithm.gate_lr=0.5", "train.rounds=3"])[1] == 2
 
 
 def test_a_fork_names_the_commits_that_there_are_and_never_overwrites(tmp_path: Path) -> None:

@@ -11,12 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import rayfl
-from algorithms.registry import Experiment
+from algorithms.registry import METHODS, Experiment
+from cluster.rounds.forking import fork
 from rayfl.config.loading import load_config
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, FilePartition, assignment_hash
 from rayfl.errors import ConfigError, DataError, RunError
 from rayfl.experiment.parts import Parts
-from rayfl.results.schemas import PARTITION_KEY
+from rayfl.report.comparison import compare
+from rayfl.results.schemas import PARTITION_KEY, data_metadata, same_data
+from rayfl.runs.finding import load_runs
+from rayfl.runs.folder import open_run
 from tests.support.experiments import small_experiment
 
 
@@ -56,6 +60,44 @@ def test_a_run_whose_data_changed_is_not_continued(tmp_path: Path) -> None:
     pq.write_table(table.slice(1), file)
     with pytest.raises(RunError, match=r"second/partition.parquet says that the run began with other data"):
         rayfl.run(config)
+
+
+def in_a_file(folder: Path, name: str, factor: float, **sections: Any) -> dict[str, Any]:
+    """A run on a table whose clients are as large whatever is in its rows."""
+    rows = [f"{client},{factor * (client + row)},{row % 2}" for client in range(3) for row in range(8)]
+    path = folder / "own.csv"
+    path.write_text("\n".join(["client,x1,y", *rows]))
+    return experiment(folder, name, dataset={"name": "parquet", "path": str(path), "root": str(folder)}, **sections) | {
+        "partition": "natural",
+        "holdout": {"test": 0.25},
+    }
+
+
+def test_other_samples_of_the_same_clients_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = {"train.rounds": 9}
+    rayfl.run(in_a_file(tmp_path, "run", 1.0))
+    in_a_file(tmp_path, "run", 2.0)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(RunError, match="are of other data than the configuration gives now"):
+        rayfl.run(tmp_path / "run", **longer)
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+    with pytest.raises(RunError, match="are of other data than the configuration gives now"):
+        rayfl.run(tmp_path / "run")
+    with pytest.raises(RunError, match="was made on other data"):
+        _ = open_run(str(tmp_path / "run"), Experiment).parts
+    with pytest.raises(RunError, match="was made on other data"):
+        fork(str(tmp_path / "run"), "fork", None, longer)
+    rayfl.run(in_a_file(tmp_path, "other", 2.0, algorithm={"name": "ditto"}))
+    with pytest.raises(RunError, match="same configuration and seed, but other samples in its files"):
+        compare(load_runs([str(tmp_path / "run"), str(tmp_path / "other")], METHODS))
+    in_a_file(tmp_path, "run", 1.0)
+    assert rayfl.run(tmp_path / "run", **longer).rounds_completed == 9
+
+
+def test_samples_that_no_checksum_is_known_of_are_taken_as_they_are() -> None:
+    old, one, other = (data_metadata("partition", content) for content in (None, "a", "b"))
+    assert same_data(old, one) and same_data(one, old) and same_data(one, one)
+    assert not same_data(one, other) and not same_data(one, data_metadata("another", "a"))
 
 
 def write(path: Path, rows: list[tuple[int, str, int]]) -> Path:

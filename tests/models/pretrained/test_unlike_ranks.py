@@ -11,6 +11,7 @@ import torch
 
 import rayfl
 from algorithms.registry import Experiment
+from cluster.rounds.forking import fork
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.peft_files import SETTINGS
 from rayfl.runs.committed import CommittedModels
@@ -64,3 +65,12 @@ def test_what_was_added_to_the_base_leaves_as_weights_and_not_as_an_adapter(tmp_
     with torch.no_grad():
         expected = models.parts.task.network.logits(predictor.built()[0], x)
         torch.testing.assert_close(loaded.eval()(pixel_values=x).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_fork_keeps_the_ranks_that_the_server_has_given(tmp_path: Path) -> None:
+    run = experiment(
+        tmp_path, "run", {"name": "hetlora", "ranks": [1, 2]}, train={"rounds": 1}, evaluation={"every": 1}
+    )
+    rayfl.run(run)
+    with pytest.raises(ConfigError, match=r"server's tree is another.*\(ranks/0, "):
+        fork(str(tmp_path / "run"), "other", 1, ["algorithm.ranks=[2, 1]", "train.rounds=2"])
