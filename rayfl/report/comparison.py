@@ -15,7 +15,7 @@ from rayfl.report.rows import (
     final_by_key,
     lacking,
 )
-from rayfl.report.significance import PairTest, over_clients, over_seeds
+from rayfl.report.significance import PairTest, left_out, over_clients, over_seeds
 from rayfl.results.personalized import FINETUNED_ROW
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
@@ -107,6 +107,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
     notes += _partners(finished, clients or seeds)
+    notes += [*left_out(clients, "clients"), *left_out(seeds, "seeds")]
     if any(metric.chosen for metric in wanted.metrics):
         notes.append(
             f"* best round: the best of all evaluations, chosen by the {runs[0].measured.split} data that the number "

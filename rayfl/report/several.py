@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -207,7 +208,7 @@ def _test_cells(test: PairTest, metric: Metric) -> list[Cell]:
     return [
         Cell(test.first),
         Cell(test.second),
-        Cell(f"{difference:+.{metric.digits}f}", difference),
+        number(difference, 0) if math.isnan(difference) else Cell(f"{difference:+.{metric.digits}f}", difference),
         *(number(count, 0) for count in better),
         number(test.pairs, 0),
         Cell(_p(test.p), test.p),
