@@ -198,8 +198,8 @@ def left_out(tests: Sequence[PairTest], what: str) -> list[str]:
         what: the pairs are: clients or seeds.
     """
     return [
-        f"the test of {test.first} with {test.second} leaves out {test.left_out} of {test.pairs + test.left_out} {what}: "
-        "only one of the two has a number there"
+        f"the test of {test.first} with {test.second} leaves out {test.left_out} of {test.pairs + test.left_out} "
+        f"{what}: only one of the two has a number there"
         for test in tests
         if test.left_out
     ]
