@@ -264,6 +264,7 @@ def main() -> None:
 
     Exit status 2: the user can mend it. 1: a defect, in rayfl or in code that the configuration names.
     """
+    terminal.lose_nothing()
     try:
         app(standalone_mode=True)
     except Exception as error:

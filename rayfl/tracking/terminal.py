@@ -6,6 +6,8 @@ control characters in it are shown as escapes.
 
 from __future__ import annotations
 
+import codecs
+import io
 import logging
 import os
 import re
@@ -28,6 +30,9 @@ _WIDE = 200
 """Characters of a line where there is no terminal: tables in files and pipes are not cut."""
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What moves a terminal's cursor, colours or reverses its text, or cannot be written to it: not tabs and line ends."""
+
+
+_ESCAPES = "rayfl.escapes"
 
 
 def visible(text: str) -> str:
@@ -76,6 +81,24 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Prints a line to standard error, which is not wrapped."""
     err().print(text, soft_wrap=True)
+
+
+def lose_nothing() -> None:
+    """Has standard output show as escapes, such as ``\\u00e9``, what its encoding lacks, in place of an error.
+
+    The escapes are JSON's.
+    """
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        codecs.register_error(_ESCAPES, _escaped)
+        stream.reconfigure(errors=_ESCAPES)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2)), error.end
 
 
 def write(text: str) -> None:

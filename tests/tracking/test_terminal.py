@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import sys
 
@@ -15,6 +16,7 @@ from rayfl.tracking.terminal import (
     PlainConsole,
     VisibleFormatter,
     err,
+    lose_nothing,
     out,
     show_traceback,
     show_warning,
@@ -103,6 +105,19 @@ def test_data_for_programs_are_as_they_are_but_on_a_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     write("\x1b[31m,1\n")
     assert capsys.readouterr().out == "\\x1b[31m,1\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_an_encoding_lacks_is_escaped_as_in_json(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    text, stream = "± é λ 😀 \udcff", io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+    monkeypatch.setattr(sys, "stdout", stream)
+    lose_nothing()
+    write(json.dumps({"text": text}, ensure_ascii=False))
+    out().print("± 😀", soft_wrap=True)
+    stream.flush()
+    first, _, rest = stream.detach().getvalue().decode(encoding).partition("}")
+    assert json.loads(first + "}")["text"] == text
+    assert rest.strip() == {"ascii": r"\u00b1 \ud83d\ude00", "latin-1": r"± \ud83d\ude00", "utf-8": "± 😀"}[encoding]
 
 
 def test_logs_and_tracebacks_have_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
