@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,17 @@ def test_run_export_fork_diff_and_verify_of_a_damaged_run(run: Path, tmp_path: P
     for path in (tmp_path / "forked" / "commits").glob("server-*"):
         path.write_bytes(b"")
     assert asked("verify", "verify", forked["folder"], status=1)["problems"]
+
+
+def test_commands_that_are_printed_can_be_copied(tmp_path: Path) -> None:
+    folder = tmp_path / "a b's"
+    (tmp_path / "made.yaml").write_text(yaml.safe_dump(small_experiment(folder, "run", "fedavg", backend="inline")))
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "made.yaml"), "train.rounds=1", "tracking.tensorboard=true"])
+    lines = dict(line.split(":", 1) for line in done.output.splitlines() if ":" in line)
+    assert shlex.split(lines["report"]) == ["rayfl", "report", str(folder / "run")]
+    assert shlex.split(lines["TensorBoard"]) == ["tensorboard", "--logdir", str(folder)]
+    forked = CliRunner().invoke(app, ["fork", str(folder / "run"), "--name", "forked", "train.rounds=2"])
+    assert shlex.split(forked.output.partition("go on: ")[2]) == ["rayfl", "run", str(folder / "forked")]
 
 
 def test_data_and_doctor(tmp_path: Path) -> None:
