@@ -121,11 +121,11 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
 def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:
     """Raises ConfigError for a row that no run has, naming those that there are."""
     found = dict.fromkeys(key.model for run in runs for key in final_by_key(run))
+    known = list({PERSONALIZED: None} | found)
     for name in models:
-        if found and name not in found and name != PERSONALIZED:
+        if found and name not in known:
             raise ConfigError(
-                f"--model {name}: no run has such a row{nearest(name, list(found))}; there are {PERSONALIZED}, "
-                f"{', '.join(found)}"
+                f"--model {name}: no run has such a row{nearest(name, known)}; there are {', '.join(known)}"
             )
 
 

@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 import rayfl
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
+from rayfl.errors import ConfigError
 from rayfl.report import costs, harm
-from rayfl.report.comparison import compare
+from rayfl.report.comparison import check_models, compare
 from rayfl.report.grouping import group_runs
 from rayfl.report.lines import Wanted
 from rayfl.report.rows import RowKey, compared_keys
@@ -213,6 +214,11 @@ def test_infinite_numbers_are_shown_and_are_null_in_json(folder: Path, tmp_path:
             assert any(None in row.values() for row in content["rows" if about == "harm" else "tests"])
     page = comparison_table(compare(load_runs([str(path) for path in sorted(tmp_path.iterdir())], METHODS), Wanted()))
     assert "-inf" in {cell.text for row in page.rows for cell in row}
+
+
+def test_rows_are_listed_once_where_another_was_asked_for(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--model globl: .*did you mean 'global'.*; there are personalized, global$"):
+        check_models(loaded(folder, "ditto-0"), ["globl"])
 
 
 def refused(name: str) -> float:
