@@ -65,8 +65,11 @@ def _ranked(label: str, rows: pa.Table, metric: Metric, named: str) -> _Ranked:
 
 
 def _together(parts: Sequence[_Ranked], metric: Metric) -> _Ranked:
-    columns = (np.concatenate([getattr(one, name) for one in parts]) for name in ("values", "names", "clients"))
-    return _sorted(_Ranked(parts[0].label, *columns, sum(one.without for one in parts)), metric)
+    values, names, clients = (
+        np.concatenate([getattr(one, name) for one in parts]) for name in ("values", "names", "clients")
+    )
+    without = sum(one.without for one in parts)
+    return _sorted(_Ranked(parts[0].label, values, names, clients, without), metric)
 
 
 def _sorted(one: _Ranked, metric: Metric) -> _Ranked:
