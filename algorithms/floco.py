@@ -162,10 +162,7 @@ class Floco(Averaging):
         "summed",
     )
     legacy_sampler: bool = setting(
-        False,
-        "",
-        "reproduce a defect of the public code: draws around a client's point that leave the simplex",
-        unless={"radius": (0,)},
+        False, "", "reproduce a defect of the public code: draws that leave the simplex", unless={"radius": (0,)}
     )
 
     @property

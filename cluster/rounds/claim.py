@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import shlex
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -139,7 +140,7 @@ def _check_same_run(place: Storage, parts: Parts) -> None:
     if not stored.same_results(parts.config):
         changes = _differences(stored.model_dump(mode="json"), parts.config.model_dump(mode="json"))
         longer = len(changes) == 1 and stored.train.rounds < (rounds := parts.config.train.rounds)
-        more = f". `rayfl run {place.uri} train.rounds={rounds}` gives it more rounds" if longer else ""
+        more = f". `rayfl run {shlex.quote(place.uri)} train.rounds={rounds}` gives it more rounds" if longer else ""
         raise RunError(
             f"{place.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values{more}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,8 @@ def _check_course(config: ExperimentConfig, uri: str, before: int, done: int) ->
             raise RunError(
                 f"{uri} cannot be extended from {before} to {rounds} rounds: {what} would have been another in round "
                 f"{other + 1}, {new(other)} in place of {old(other)}, and {done} rounds are done. Begin another run "
-                f"with train.rounds={rounds}, or fork this one with other options: rayfl fork {uri} --name NAME"
+                f"with train.rounds={rounds}, or fork this one with other options: rayfl fork {shlex.quote(uri)} "
+                "--name NAME"
             )
     own = type(method).course is Algorithm.course and METHODS.get(method.name) is None
     if own and done:

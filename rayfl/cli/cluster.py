@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.paths import at_home
 from rayfl.tracking import terminal
 
 _WRONG = 1
@@ -88,7 +89,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         ] = None,
         user: Annotated[str | None, typer.Option(help="ray-up: who logs in; default ubuntu.")] = None,
         instance_type: Annotated[str | None, typer.Option(help="ray-up on AWS: default g5.2xlarge.")] = None,
-        out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
+        out: Annotated[Path | None, typer.Option(callback=at_home, help="File to write; default: print.")] = None,
         as_json: AsJson = False,
     ) -> None:
         """Write a file that starts a cluster: Kubernetes, SLURM, Ray's launcher, an image, a Grafana dashboard."""

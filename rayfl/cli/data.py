@@ -14,6 +14,7 @@ from rich.table import Table
 from rayfl.cli import completion
 from rayfl.cli.inspect import Load, Trust, configuration
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.paths import at_home
 from rayfl.data.sources.root import data_root
 from rayfl.errors import ConfigError, DataError
 from rayfl.tracking import terminal
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rayfl.data.sources.download import Progress as Report
 
 
-_Root = Annotated[Path | None, typer.Option(help="Data root; default RAYFL_DATA or ~/.cache/rayfl.")]
+_Root = Annotated[Path | None, typer.Option(callback=at_home, help="Data root; default RAYFL_DATA or ~/.cache/rayfl.")]
 
 
 _Config = Annotated[
@@ -62,7 +63,9 @@ def register(app: typer.Typer, load: Load) -> None:
     def show(
         config: _Config,
         overrides: _Overrides = None,
-        out: Annotated[Path, typer.Option(help="File to write: .png, .pdf or .svg.")] = Path("partition.png"),
+        out: Annotated[Path, typer.Option(callback=at_home, help="File to write: .png, .pdf or .svg.")] = Path(
+            "partition.png"
+        ),
         trust: Trust = False,
         as_json: AsJson = False,
     ) -> None:
@@ -154,7 +157,7 @@ def list_prepared(root: _Root = None, as_json: AsJson = False) -> None:
 
 def verify(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Prepared files; all of the data root if left out.")
+        list[Path] | None, typer.Argument(callback=at_home, help="Prepared files; all of the data root if left out.")
     ] = None,
     root: _Root = None,
     as_json: AsJson = False,

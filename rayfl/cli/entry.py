@@ -110,6 +110,7 @@ def run(
     from rayfl.runs.folder import is_run_folder, reopened
     from rayfl.runs.further import all_further, further_tables
     from rayfl.runs.summary import shown_rows, skipped_table, summary_table
+    from rayfl.storage.files import Storage
     from rayfl.tracking.console import ConsoleProgress
 
     progress = terminal.err() if as_json else terminal.out()
@@ -133,13 +134,13 @@ def run(
         terminal.out().print(skipped_table(result))
     for line in described(result.damage):
         terminal.out().print(f"{line} See damage.parquet.", style="red", markup=False, highlight=False)
-    folder, root = result.path, settings.storage_path
+    folder, root = result.path, Storage(settings.storage_path)
+    board = f"\nTensorBoard:  tensorboard --logdir {shlex.quote(str(root.local_path or root.uri))}"
     terminal.out().print(
         f"run folder:   {folder}\n"
         f"tables:       rounds.parquet, clients.parquet (pandas.read_parquet and friends)\n"
         f"continue:     the same command goes on where a run stopped; config.yaml in the folder is its exact input\n"
-        f"report:       rayfl report {folder}"
-        + (f"\nTensorBoard:  tensorboard --logdir {root}" if settings.tracking.tensorboard else ""),
+        f"report:       rayfl report {shlex.quote(str(folder))}{board if settings.tracking.tensorboard else ''}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -264,6 +265,7 @@ def main() -> None:
 
     Exit status 2: the user can mend it. 1: a defect, in rayfl or in code that the configuration names.
     """
+    terminal.lose_nothing()
     try:
         app(standalone_mode=True)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -43,5 +44,6 @@ def fork(
         write_json("fork", {"folder": str(place), "round": begun, "rounds": config.train.rounds})
         return
     terminal.say(
-        f"{place} begins after round {begun} of {run}, and has {config.train.rounds} rounds\ngo on: rayfl run {place}",
+        f"{place} begins after round {begun} of {run}, and has {config.train.rounds} rounds\n"
+        f"go on: rayfl run {shlex.quote(str(place))}",
     )

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.paths import at_home
 from rayfl.errors import ConfigError
 from rayfl.tracking import terminal
 
@@ -137,7 +138,9 @@ def clients(
 def export(
     run: Run,
     client: Annotated[int, typer.Option(help="The client's number.")],
-    out: Annotated[Path, typer.Option(help="File to write: .safetensors; of the other formats, a folder.")],
+    out: Annotated[
+        Path, typer.Option(callback=at_home, help="File to write: .safetensors; of the other formats, a folder.")
+    ],
     model: Model = None,
     format: Annotated[
         Literal["safetensors", "peft", "transformers"],

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rayfl.cli import completion
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.paths import at_home
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.tracking import terminal
 
@@ -46,7 +47,10 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit with its status.")] = False,
         working_dir: Annotated[
             Path | None,
-            typer.Option(help="Folder of your own code and files; default: the modules that the configuration names."),
+            typer.Option(
+                callback=at_home,
+                help="Folder of your own code and files; default: the modules that the configuration names.",
+            ),
         ] = None,
         uv: Annotated[
             list[str] | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.paths import at_home
 from rayfl.data.sources.root import data_root
 from rayfl.tracking import terminal
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from rayfl.data.sources.leaf import ImportReport
 
 
-_Out = Annotated[Path | None, typer.Option(help="Parquet file to write; default <data set>.parquet in RAYFL_DATA.")]
+_Out = Annotated[
+    Path | None, typer.Option(callback=at_home, help="Parquet file to write; default <data set>.parquet in RAYFL_DATA.")
+]
 _Fraction = Annotated[
     float, typer.Option(help="Fraction of all samples to keep; clients are taken at random until there are enough.")
 ]
@@ -44,10 +47,13 @@ def import_leaf(
         Literal["femnist", "shakespeare", "sent140", "celeba", "synthetic", "reddit"],
         typer.Argument(help="Which LEAF data set."),
     ],
-    source: Annotated[Path, typer.Argument(help="LEAF's folder with train/ and test/, each full of JSON files.")],
+    source: Annotated[
+        Path, typer.Argument(callback=at_home, help="LEAF's folder with train/ and test/, each full of JSON files.")
+    ],
     out: _Out = None,
     images: Annotated[
-        Path | None, typer.Option(help="celeba: folder (or zip archive) with the image files img_align_celeba.")
+        Path | None,
+        typer.Option(callback=at_home, help="celeba: folder (or zip archive) with the image files img_align_celeba."),
     ] = None,
     tokens: Annotated[
         Literal["words", "characters"] | None, typer.Option(help="sent140: what a text is cut into. (Default: words.)")
@@ -60,7 +66,8 @@ def import_leaf(
         typer.Option(help="sent140, reddit: most tokens of the vocabulary built from train/. (Default: 10000.)"),
     ] = None,
     vocabulary_file: Annotated[
-        Path | None, typer.Option(help="sent140, reddit: a vocabulary to take instead, one token a line.")
+        Path | None,
+        typer.Option(callback=at_home, help="sent140, reddit: a vocabulary to take instead, one token a line."),
     ] = None,
     sequences: Annotated[
         bool,
@@ -77,7 +84,9 @@ def import_leaf(
 
 
 def import_femnist_raw(
-    source: Annotated[Path, typer.Argument(help="Folder with NIST's by_class and by_write, folders or .zip files.")],
+    source: Annotated[
+        Path, typer.Argument(callback=at_home, help="Folder with NIST's by_class and by_write, folders or .zip files.")
+    ],
     out: _Out = None,
     sample_fraction: _Fraction = 1.0,
     iid: _Iid = False,
@@ -100,7 +109,9 @@ def import_femnist_raw(
 
 
 def import_shakespeare_raw(
-    source: Annotated[Path, typer.Argument(help="Text of the Complete Works (Project Gutenberg no. 100, of 1994).")],
+    source: Annotated[
+        Path, typer.Argument(callback=at_home, help="Text of the Complete Works (Project Gutenberg no. 100, of 1994).")
+    ],
     out: _Out = None,
     sample_fraction: _Fraction = 1.0,
     iid: _Iid = False,
@@ -125,7 +136,10 @@ def import_tff(
         typer.Argument(help="Which data set of TensorFlow Federated."),
     ],
     source: Annotated[
-        Path, typer.Argument(help="Folder with TFF's HDF5 files, its archive of them (.tar.bz2), or its SQLite file.")
+        Path,
+        typer.Argument(
+            callback=at_home, help="Folder with TFF's HDF5 files, its archive of them (.tar.bz2), or its SQLite file."
+        ),
     ],
     out: _Out = None,
     vocabulary: Annotated[
@@ -133,7 +147,9 @@ def import_tff(
     ] = None,
     vocabulary_file: Annotated[
         Path | None,
-        typer.Option(help="stackoverflow: TFF's stackoverflow.word_count. (Default: that beside the source.)"),
+        typer.Option(
+            callback=at_home, help="stackoverflow: TFF's stackoverflow.word_count. (Default: that beside the source.)"
+        ),
     ] = None,
     length: Annotated[
         int | None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.paths import at_home
 from rayfl.tracking import terminal
 
 _FOLDER = "~/models"
@@ -23,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 def make(
     name: Annotated[str, typer.Argument(help="tiny-vit, tiny-lm, tiny-llama or tiny-bert.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; default ~/models/<name>.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=at_home, help="Folder to write; default ~/models/<name>.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of its initial values and mini-batches.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -48,7 +51,7 @@ def make(
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(help="Folder with config.json and *.safetensors.")],
+    folder: Annotated[Path, typer.Argument(callback=at_home, help="Folder with config.json and *.safetensors.")],
     as_json: AsJson = False,
 ) -> None:
     """Say what is in a folder: family, size, which layers adapters go to, and the checksum that runs are tied to."""

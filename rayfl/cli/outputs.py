@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
+from rayfl.results.plain_json import json_text
 from rayfl.tracking import terminal
 
 AsJson = Annotated[
@@ -153,14 +152,4 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
 def write_json(name: str, content: Mapping[str, Any]) -> None:
     """Prints an object of a schema of :data:`OUTPUTS`, on one line; numbers that are not finite are null."""
     assert content.keys() == OUTPUTS[name].keys(), f"{name}: {sorted(content.keys() ^ OUTPUTS[name].keys())}"
-    terminal.write(json.dumps({"schema": f"rayfl.{name}/1", **_plain(dict(content))}, ensure_ascii=False) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    terminal.write(json_text({"schema": f"rayfl.{name}/1", **content}) + "\n")

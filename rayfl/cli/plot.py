@@ -9,6 +9,7 @@ import typer
 
 from rayfl.cli.inspect import Trust
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.paths import at_home
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import KINDS
 from rayfl.tracking import terminal
@@ -29,7 +30,10 @@ def plot(
         list[str], typer.Argument(help="Folders of runs, of sweeps or of reproductions: paths or URIs (file, s3, gs).")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File to write: .png, .svg or .pdf; default: the kind, .png, in this folder.")
+        Path | None,
+        typer.Option(
+            callback=at_home, help="File to write: .png, .svg or .pdf; default: the kind, .png, in this folder."
+        ),
     ] = None,
     x: Annotated[
         str | None, typer.Option(help="curves: rounds, bytes or seconds; default: all three, in a column rounds.")

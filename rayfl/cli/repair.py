@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -42,4 +43,4 @@ def repair(
     for line in said:
         terminal.say(line)
     what = "repaired: the same command that started the run continues it" if said else "nothing needs repair"
-    terminal.say(f"{what}; `rayfl verify {run}` looks it over")
+    terminal.say(f"{what}; `rayfl verify {shlex.quote(run)}` looks it over")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayfl.cli.outputs import AsJson, write_json
+from rayfl.cli.paths import at_home
 from rayfl.cli.report_options import PAPERS, Cohort, Metrics, Models, Phase, Runs, Split, loaded_runs, wanted_of
 from rayfl.errors import ConfigError
 from rayfl.tracking import terminal
@@ -40,7 +41,10 @@ def report(
     runs: Runs,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the report. If left out: report/ in the run's folder; of several runs, here."),
+        typer.Option(
+            callback=at_home,
+            help="Folder of the report. If left out: report/ in the run's folder; of several runs, here.",
+        ),
     ] = None,
     formats: Annotated[
         list[TableFormat] | None,
@@ -119,7 +123,7 @@ def _folder(runs: list[str], out: Path | None) -> Path:
     from rayfl.storage.files import Storage
 
     if out is not None:
-        return out.expanduser()
+        return out
     own = Storage(runs[0]).local_path if len(runs) == 1 else None
     return Path("report") if own is None else own / "report"
 

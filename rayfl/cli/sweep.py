@@ -77,6 +77,11 @@ def sweep(
     if draw_seed and not space.random:
         raise ConfigError("--draw-seed needs a value that is drawn: log(a,b), uniform(a,b) or choice(a,b,...)")
     planned = plan_sweep(Experiment, config, space, samples, draw_seed)
+    if planned.repeated:
+        terminal.warn(
+            f"{planned.repeated} of the points drawn repeat another: {len(planned.trials)} experiments are left, each "
+            "is run once"
+        )
     task = planned.trials[0].config.task
     if any(trial.config.task != task for trial in planned.trials):
         raise ConfigError("task: the experiments of a sweep are compared by one metric, so that all need the same task")

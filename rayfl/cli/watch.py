@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -22,10 +23,12 @@ def register(app: typer.Typer) -> None:
 def watch(
     run: Run,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end, with exit status 0 in any state.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Follow a run from another shell or machine. Exit status 0 once it is finished, 1 if it has stopped before.
+
+    With --once the status says nothing of the run: what is printed does, as `state` with --json.
 
     The folder is read and nothing is written. On a terminal the view is that of `rayfl run`; elsewhere there is a line
     for each change, with the time, seconds a round and the time left, or with --json an object.
@@ -60,5 +63,7 @@ def watch(
     if live is not None:
         terminal.write(f"{view.line()}  {found.state}\n")
     if found.state == "stopped" and not once:
-        terminal.err().print(f"no process works on {run}: `rayfl run {run}` goes on", markup=False, soft_wrap=True)
+        terminal.err().print(
+            f"no process works on {run}: `rayfl run {shlex.quote(run)}` goes on", markup=False, soft_wrap=True
+        )
         raise typer.Exit(terminal.FAILED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class EvaluationConfig(BaseModel):
@@ -60,6 +60,13 @@ class EvaluationConfig(BaseModel):
         description="when all clients are evaluated, also score each client's personalized model on that part, "
         "the same for all (rows with the split official): what personalization forgets",
     )
+
+    @field_validator("splits")
+    @classmethod
+    def _each_once(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(splits)) < len(splits):
+            raise ValueError("each split may be there once")
+        return splits
 
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> EvaluationConfig:

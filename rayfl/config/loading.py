@@ -65,10 +65,13 @@ def load_config(
     except ValidationError as error:
         raise ConfigError(explain(error, schema, place)) from None
     # pydantic takes them for numbers like others. Texts become numbers in it, such as 1e400.
-    if infinite := list(_not_finite(config.model_dump())):
-        raise ConfigError(
-            problems(place, {path: [f"must be a finite number (got {value})"] for path, value in infinite})
-        )
+    values = config.model_dump()
+    wrong = {path: [f"must be a finite number (got {value})"] for path, value in _not_finite(values)}
+    wrong |= {
+        path: [f"must be a number (got {str(value).lower()})"] for path, value in _taken_for_numbers(content, values)
+    }
+    if wrong:
+        raise ConfigError(problems(place, wrong))
     found = {"init": settled(config.init), "model": config.model.settled(), "dataset": config.dataset.settled()}
     same = all(value is getattr(config, key) for key, value in found.items())
     return config if same else config.model_copy(update=found)
@@ -84,6 +87,20 @@ def _not_finite(content: Any, place: str = "") -> Iterator[tuple[str, float]]:
             yield from _not_finite(value, f"{place}.{number}")
     elif isinstance(content, float) and not math.isfinite(content):
         yield place, content
+
+
+def _taken_for_numbers(content: Any, values: Any, place: str = "") -> Iterator[tuple[str, bool]]:
+    """Dotted path and value of each truth value of a content that has become a number among the validated values."""
+    if isinstance(content, Mapping) and isinstance(values, Mapping):
+        pairs = [(str(key), value, values.get(key)) for key, value in content.items()]
+    elif isinstance(content, list | tuple) and isinstance(values, list | tuple) and len(content) == len(values):
+        pairs = [(str(n), *pair) for n, pair in enumerate(zip(content, values, strict=True))]
+    else:
+        if isinstance(content, bool) and isinstance(values, int | float) and not isinstance(values, bool):
+            yield place, content
+        return
+    for key, inner, value in pairs:
+        yield from _taken_for_numbers(inner, value, f"{place}.{key}" if place else key)
 
 
 def overrides_given(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -14,12 +15,18 @@ _LONG = 100
 """Every 100 characters of a scalar count as one more value."""
 
 
+_OCTAL = re.compile("[-+]?0[0-9_]+")
+
+
 class _Loader(yaml.SafeLoader):
-    """Without numbers to the base of 60 (``2:16`` for 136), which YAML 1.2 does not have any more."""
+    """Without numbers to the bases of 60 (``2:16`` for 136) and 8 (``010`` for 8), which YAML 1.2 does not have so.
+
+    They are texts. A field that is a number takes the second for 10.
+    """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-        if kind is yaml.ScalarNode and tag in _NUMBERS and ":" in value:
+        if kind is yaml.ScalarNode and tag in _NUMBERS and (":" in value or _OCTAL.fullmatch(value)):
             return "tag:yaml.org,2002:str"
         return tag
 

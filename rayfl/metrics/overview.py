@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -20,7 +21,7 @@ class ClientSummary:
         std: (weighted) population standard deviation over clients.
         worst5: mean of the worst 5 % of the values, rounded up to whole clients (FLOCO, table 3); never weighted.
         jain: Jain's fairness index (sum v)^2 / (K sum v^2) of non-negative values, from 1/K (one client has
-            everything) to 1 (all are equal); 1 when all are zero; never weighted.
+            everything) to 1 (all are equal); 1 when all are zero, nan when squares overflow; never weighted.
     """
 
     mean: float
@@ -68,12 +69,16 @@ def summarize(
         raise ValueError(f"need one value and weight per client, got shapes {values.shape} and {weights.shape}")
     if (weights < 0).any() or not weights.sum() > 0:
         raise ValueError("weights must be non-negative and not all zero")
-    mean = np.average(values, weights=weights)
-    std = np.sqrt(np.average((values - mean) ** 2, weights=weights))
+    with np.errstate(over="ignore", invalid="ignore"):  # errors of models that diverged
+        mean = np.average(values, weights=weights)
+        std = np.sqrt(np.average((values - mean) ** 2, weights=weights))
+        squares = float((values**2).sum())
     # The ceiling of K / 20 in integers: that of 0.05 * K depends on how 0.05 is rounded.
     lowest = -(-values.size // 20)
     order = np.argsort(values if mode == "max" else -values)
     worst = float("nan") if np.isnan(values).any() else values[order[:lowest]].mean()
-    squares = float((values**2).sum())
-    jain = float(values.sum()) ** 2 / (values.size * squares) if squares else 1.0
+    if math.isfinite(values.size * squares):
+        jain = float(values.sum()) ** 2 / (values.size * squares) if squares else 1.0
+    else:
+        jain = float("nan")
     return ClientSummary(mean=float(mean), std=float(std), worst5=float(worst), jain=jain)

@@ -82,7 +82,7 @@ def draw(
             f"landscape: this --size has room for {room} of {wanted} panels: choose a wider one, or give fewer runs"
         )
     models = [CommittedModels(run) for run in runs]
-    labels = {series.runs[0].uri: series.label for series in series_of(runs)}
+    labels = {series.runs[0].uri: series.label for series in series_of(runs, pooled=False)}
     titles = [labels.get(run.uri, run.name) for run in runs]
     if plane == "random":
         panels = [_around(m, title, points, samples, split) for m, title in zip(models, titles, strict=True)]

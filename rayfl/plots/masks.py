@@ -104,7 +104,7 @@ def _checked(runs: Sequence[RunFolder], split: str) -> list[str]:
             raise ConfigError(f"{run.uri} is a run of {run.parts.task.name}; masks is of runs with task=segmentation")
     if split not in SPLITS:
         raise ConfigError(f"--split: masks takes {', '.join(SPLITS)}, not {split!r}")
-    series = series_of(runs)
+    series = series_of(runs, pooled=False)
     if len(series) < len(runs):
         raise ConfigError("masks: runs that differ in their seeds alone have other clients: give one of each method")
     return [one.label for one in series]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from rayfl.config.differences import varied
 from rayfl.config.identity import FREE
 from rayfl.config.labels import labels
 from rayfl.config.schema import ExperimentConfig
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, RunError
 from rayfl.runs.curves import mean_over_seeds
 from rayfl.runs.folder import RunFolder
 
@@ -44,11 +45,21 @@ def experiment(run: RunFolder) -> dict[str, Any]:
     return found | ({"evaluation": {"unseen_clients": held_out}} if held_out else {})
 
 
-def series_of(runs: Sequence[RunFolder]) -> list[Series]:
+_DATA = ("dataset", "partition", "holdout")
+_PLACES = {"root", "manifest"}
+"""Fields of a data set that say where it lies."""
+
+
+def series_of(runs: Sequence[RunFolder], pooled: bool = True) -> list[Series]:
     """Returns the runs as series, in the order given.
+
+    Args:
+        runs: any.
+        pooled: whether numbers of a series' runs are drawn together, and not each run for itself.
 
     Raises:
         ConfigError: when two runs have all in common, the seed too.
+        RunError: when runs whose numbers are to be pooled are at different rounds.
     """
     groups: dict[str, list[RunFolder]] = {}
     for run in runs:
@@ -58,8 +69,20 @@ def series_of(runs: Sequence[RunFolder]) -> list[Series]:
         if len(set(seeds)) < len(seeds):
             names = " and ".join(run.uri for run in members)
             raise ConfigError(f"{names} are one experiment with one seed: give one of them, or runs with other seeds")
+        if pooled:
+            _need_one_round(members)
     first = [members[0] for members in groups.values()]
     return [Series(label, tuple(members)) for label, members in zip(_labels(first), groups.values(), strict=True)]
+
+
+def _need_one_round(runs: Sequence[RunFolder]) -> None:
+    least, most = (end(runs, key=lambda run: run.rounds_completed) for end in (min, max))
+    if least.rounds_completed < most.rounds_completed:
+        raise RunError(
+            f"{least.uri} has done {least.rounds_completed} of {least.total_rounds} rounds, and {most.uri}, with "
+            f"another seed, {most.rounds_completed}: their numbers are of different rounds; finish the first (rayfl "
+            f"run {shlex.quote(least.uri)}), or leave it out"
+        )
 
 
 def fields_that_differ(runs: Iterable[RunFolder]) -> list[str]:
@@ -95,11 +118,22 @@ def seeds_together(curves: Sequence[dict[int, float]]) -> dict[int, tuple[float,
 
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
-    """Returns each method's name as papers print it, with the options in which runs that share it differ."""
-    methods = [run.printed for run in runs]
+    """Returns each method's name as papers print it, with the options in which runs that share it differ.
+
+    Those of the data are there, too, where methods differ in them.
+    """
+    methods, data = [run.printed for run in runs], labels([_data(run) for run in runs])
     result = []
-    for run, method in zip(runs, methods, strict=True):
+    for run, method, of_data in zip(runs, methods, data, strict=True):
         rivals = [other for other, name in zip(runs, methods, strict=True) if name == method]
         values = labels([experiment(other) for other in rivals])[rivals.index(run)]
-        result.append(", ".join([method, *values]))
+        further = of_data if len(rivals) < len(runs) else []
+        result.append(", ".join(dict.fromkeys([method, *values, *further])))
     return result
+
+
+def _data(run: RunFolder) -> dict[str, Any]:
+    sections = {key: run.content.get(key) for key in _DATA}
+    if isinstance(dataset := sections["dataset"], Mapping):
+        sections["dataset"] = {key: value for key, value in dataset.items() if key not in _PLACES}
+    return sections

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from rayfl.report.paper import PaperCell, PaperTable
 from rayfl.report.protocol import protocol
 from rayfl.report.several import keys_of
 from rayfl.results.plain_csv import write_csv
+from rayfl.results.plain_json import json_text
 from rayfl.results.schemas import first_metric
 
 About = Literal["harm", "costs"]
@@ -55,7 +55,7 @@ def formatted(comparisons: Mapping[str, Comparison], about: About, wanted: Forma
         said |= dict.fromkeys([*one.notes, *notes])
     if wanted == "json":
         content = {"schema": JSON_SCHEMA.format(about), "rows": rows, "notes": list(said)}
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        return json_text(content, indent=2) + "\n"
     buffer = io.BytesIO()
     write_csv(pa.Table.from_pylist(rows), buffer)
     return buffer.getvalue().decode()

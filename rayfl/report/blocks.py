@@ -150,7 +150,7 @@ def figures(drawings: Sequence[Drawing | Table | None]) -> list[Block]:
 
 
 def number(value: float, digits: int, mark: Mark = "") -> Cell:
-    """Returns a cell with a number; what is not finite is a dash and sorts last."""
-    if value != value or value in (float("inf"), float("-inf")):
+    """Returns a cell with a number; what is missing (nan) is a dash and sorts last."""
+    if value != value:
         return Cell("-", float("inf"), mark)
     return Cell(f"{value:,.{digits}f}", float(value), mark)

@@ -16,7 +16,7 @@ from rayfl.report.rows import (
     final_by_key,
     lacking,
 )
-from rayfl.report.significance import PairTest, over_clients, over_seeds
+from rayfl.report.significance import PairTest, left_out, over_clients, over_seeds
 from rayfl.results.personalized import FINETUNED_ROW
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
@@ -108,6 +108,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
     notes += _partners(finished, clients or seeds, tested)
+    notes += [*left_out(clients, "clients"), *left_out(seeds, "seeds")]
     notes += undefined(lines, wanted.metrics)
     if any(metric.chosen for metric in wanted.metrics):
         notes.append(
@@ -131,11 +132,11 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
 def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:
     """Raises ConfigError for a row that no run has, naming those that there are."""
     found = dict.fromkeys(key.model for run in runs for key in final_by_key(run))
+    known = list({PERSONALIZED: None} | found)
     for name in models:
-        if found and name not in found and name != PERSONALIZED:
+        if found and name not in known:
             raise ConfigError(
-                f"--model {name}: no run has such a row{nearest(name, list(found))}; there are {PERSONALIZED}, "
-                f"{', '.join(found)}"
+                f"--model {name}: no run has such a row{nearest(name, known)}; there are {', '.join(known)}"
             )
 
 

@@ -47,12 +47,13 @@ def client_distribution_of_groups(groups: Sequence[Group]) -> Drawing | Table | 
 
 @dataclass(frozen=True, eq=False)
 class _Ranked:
-    """The clients of a line, the worst first: values, names and numbers of shape (K,)."""
+    """The clients of a line, the worst first: values, names and numbers of shape (K,), and how many have no value."""
 
     label: str
     values: np.ndarray
     names: np.ndarray
     clients: np.ndarray
+    without: int = 0
 
 
 def _ranked(label: str, rows: pa.Table, metric: Metric, named: str) -> _Ranked:
@@ -64,15 +65,19 @@ def _ranked(label: str, rows: pa.Table, metric: Metric, named: str) -> _Ranked:
 
 
 def _together(parts: Sequence[_Ranked], metric: Metric) -> _Ranked:
-    columns = (np.concatenate([getattr(one, name) for one in parts]) for name in ("values", "names", "clients"))
-    return _sorted(_Ranked(parts[0].label, *columns), metric)
+    values, names, clients = (
+        np.concatenate([getattr(one, name) for one in parts]) for name in ("values", "names", "clients")
+    )
+    without = sum(one.without for one in parts)
+    return _sorted(_Ranked(parts[0].label, values, names, clients, without), metric)
 
 
 def _sorted(one: _Ranked, metric: Metric) -> _Ranked:
-    """Returns the clients with a finite value, the worst first: the lowest accuracies, the largest errors."""
+    """Returns the clients with a value, the worst first: the lowest accuracies, the largest errors."""
     order = np.argsort(metric.sign * one.values, kind="stable")
-    order = order[np.isfinite(one.values[order])]
-    return _Ranked(one.label, one.values[order], one.names[order], one.clients[order])
+    order = order[~np.isnan(one.values[order])]
+    without = one.without + len(one.values) - len(order)
+    return _Ranked(one.label, one.values[order], one.names[order], one.clients[order], without)
 
 
 def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: str = "") -> Drawing | Table | None:
@@ -93,8 +98,7 @@ def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: 
     figure = Figure(figsize=(_WIDTH, 3.2 + 0.17 * -(-len(found) // 4)), layout="constrained")
     left, right = figure.subplots(1, 2)
     of_shares, scale, heading = metric.unit == "%", metric.scale, metric.axis
-    ends = [value for one in found for value in (scale * one.values.min(), scale * one.values.max())]
-    edges = np.linspace(0, 100, 21) if of_shares else np.linspace(min(ends), max(max(ends), min(ends) + 1e-9), 21)
+    edges = np.linspace(0, 100, 21) if of_shares else _edges(scale * np.concatenate([one.values for one in found]))
     series = []
     for position, one in enumerate(found):
         share = 100 * (np.arange(len(one.values)) + 0.5) / len(one.values)
@@ -134,12 +138,26 @@ def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: 
     return Drawing(f"clients-{column}", "Distribution over clients", caption, figure, data, chart)
 
 
+def _edges(values: np.ndarray) -> np.ndarray:
+    """Returns the edges of 20 bins that cover all finite values."""
+    finite = values[np.isfinite(values)]
+    least, most = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
+    return np.linspace(least, max(most, least + 1e-9), 21)
+
+
 def _in_words(one: _Ranked, metric: Metric) -> str:
     least, most = ("lowest", "highest") if metric.sign > 0 else ("highest", "lowest")
-    worst5 = summarize(one.values, mode=metric.mode).worst5
+    with np.errstate(invalid="ignore"):  # the spread of infinite values, which is not asked for
+        worst5 = summarize(one.values, mode=metric.mode).worst5
     middle = float(np.median(one.values))
+    infinite = int(np.isinf(one.values).sum())
+    apart = [
+        *([f"{infinite} infinite and not in the picture"] if infinite else []),
+        *([f"{one.without} more without a number"] if one.without else []),
+    ]
+    more = f" ({', '.join(apart)})" if apart else ""
     return (
-        f"{one.label}, {len(one.values)} clients: {least} {metric.told(one.values[0])}, worst 5 % "
+        f"{one.label}, {len(one.values)} clients{more}: {least} {metric.told(one.values[0])}, worst 5 % "
         f"{metric.told(worst5)}, median {metric.told(middle)}, {most} {metric.told(one.values[-1])}"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import unicodedata
@@ -20,6 +19,7 @@ from rayfl.report.paper import PaperCell, PaperTable, paper_table
 from rayfl.report.protocol import protocol
 from rayfl.report.significance import LEVEL, PairTest
 from rayfl.results.plain_csv import write_csv
+from rayfl.results.plain_json import json_text
 
 Format = Literal["table", "csv", "markdown", "latex", "json"]
 
@@ -57,7 +57,7 @@ def formatted(comparisons: Mapping[str, Comparison], wanted: Format) -> str:
         write_csv(pa.Table.from_pylist(numbers(comparisons), schema=NUMBERS_SCHEMA), buffer)
         return buffer.getvalue().decode()
     if wanted == "json":
-        return json.dumps(as_json(comparisons), indent=2, ensure_ascii=False) + "\n"
+        return json_text(as_json(comparisons), indent=2) + "\n"
     table = paper_table(comparisons)
     return as_markdown(table) if wanted == "markdown" else as_latex(table)
 

@@ -30,7 +30,7 @@ _LOCAL = "local"
 
 @dataclass(frozen=True)
 class Over:
-    """A number over seeds: its mean, and its sample standard deviation; None of a single seed."""
+    """A number over seeds: its mean, and its sample standard deviation; None of one seed, and of an infinite mean."""
 
     mean: float
     std: float | None
@@ -40,7 +40,8 @@ class Over:
         """Returns the number of some runs; None without any."""
         if not values:
             return None
-        return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
+        mean = float(np.mean(values))
+        return cls(mean, float(np.std(values, ddof=1)) if len(values) > 1 and np.isfinite(mean) else None)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _line(
             pairs = [(values[client], other[client]) for client in values if client in other]
             if pairs:
                 shares[name].append(float(np.mean([sign * mine < sign * theirs for mine, theirs in pairs])))
-    quantiles = [np.percentile(list(values.values()), QUANTILES) for _, values in found]
+    quantiles = [_quantiles(list(values.values())) for _, values in found]
     return Harm(
         label,
         key.label,
@@ -115,6 +116,15 @@ def _line(
         {name: Over.of(shares[name]) if len(shares[name]) == len(found) else None for name in REFERENCES},
         {q: over for place, q in enumerate(QUANTILES) if (over := Over.of([float(one[place]) for one in quantiles]))},
     )
+
+
+def _quantiles(values: Sequence[float]) -> np.ndarray:
+    """Returns quantiles between neighbouring values, infinite beside an infinite one."""
+    with np.errstate(invalid="ignore"):  # between an infinite value and its neighbour
+        found = np.percentile(values, QUANTILES)
+    below, above = (np.percentile(values, QUANTILES, method=method) for method in ("lower", "higher"))
+    exact: np.ndarray = np.where(np.isnan(found), np.where(np.isinf(below), below, above), found)
+    return exact
 
 
 def _local_runs(groups: Sequence[Group]) -> tuple[dict[tuple[str, int], Run], list[str]]:

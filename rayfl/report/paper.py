@@ -129,5 +129,6 @@ def _marks(comparison: Comparison, metric: Metric) -> dict[str, str]:
 
 
 def _favours(test: PairTest, method: str, metric: Metric) -> bool:
-    better = test.first if metric.sign * test.difference > 0 else test.second
-    return test.difference != 0 and better == method
+    # Not by the mean difference: one client may turn that against what the test says of all of them.
+    better = test.first if metric.sign * test.larger > 0 else test.second
+    return better == method

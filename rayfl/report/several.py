@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -148,8 +149,12 @@ def _terminal_tests(tests: Sequence[PairTest], what: str, metric: Metric) -> Ric
     title = f"Paired over {what}, {_plain(metric)}: {_TEST}"
     table = RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in _test_headings(metric):
-        name = heading in _NAMES
-        table.add_column(heading, justify="left" if name else "right", overflow="fold", min_width=8 if name else None)
+        if heading in _NAMES:
+            table.add_column(heading, overflow="fold", min_width=8)
+            continue
+        for narrow in (", ", " better", "adjusted "):  # names may go on in the next line, numbers may not
+            heading = heading.replace(narrow, "\n".join(narrow.split(" ")))
+        table.add_column(heading, justify="right", no_wrap=True)
     for test in tests:
         table.add_row(*(cell.text for cell in _test_cells(test, metric)), style="bold" if test.significant else None)
     return table
@@ -207,7 +212,7 @@ def _test_cells(test: PairTest, metric: Metric) -> list[Cell]:
     return [
         Cell(test.first),
         Cell(test.second),
-        Cell(f"{difference:+.{metric.digits}f}", difference),
+        number(difference, 0) if math.isnan(difference) else Cell(f"{difference:+.{metric.digits}f}", difference),
         *(number(count, 0) for count in better),
         number(test.pairs, 0),
         Cell(_p(test.p), test.p),

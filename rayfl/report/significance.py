@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy.stats import wilcoxon
+from scipy.stats import rankdata, wilcoxon
 
 from rayfl.report.grouping import Group
 from rayfl.report.rows import client_rows, final_by_key, shown_key
@@ -32,6 +32,8 @@ class PairTest:
         difference: mean difference of the metric, first minus second.
         p: two-sided p-value of Wilcoxon's signed-rank test, ties left out.
         adjusted: the same after Holm's correction for all tests on this kind of pairs.
+        left_out: number of further pairs, in no test: one of the two methods alone has no number there.
+        larger: 1 if by the signed ranks the first has the larger values, -1 if the second has, 0 for neither.
     """
 
     first: str
@@ -42,6 +44,8 @@ class PairTest:
     difference: float
     p: float
     adjusted: float
+    left_out: int
+    larger: int
 
     @property
     def significant(self) -> bool:
@@ -49,25 +53,51 @@ class PairTest:
         return self.adjusted < LEVEL
 
 
-def signed_rank(differences: np.ndarray, size: float = 1.0) -> float:
+def signed_rank(differences: np.ndarray) -> float:
     """Two-sided p-value of Wilcoxon's signed-rank test (Wilcoxon, 1945): are differences symmetric about 0?
 
     Zeros are left out. Exact for up to 50 pairs without equal differences, by scipy's choice otherwise.
 
     Args:
-        differences: one per pair, shape (n,).
-        size: of the largest value that they are differences of: what is smaller by twelve digits is zero.
+        differences: one per pair, or numbers in the same order as them, shape (n,).
 
     Returns:
         1 where all differences are zero.
     """
-    rounded = _rounded(differences, size)
-    return float(wilcoxon(rounded[rounded != 0]).pvalue) if rounded.any() else 1.0
+    return float(wilcoxon(differences[differences != 0]).pvalue) if differences.any() else 1.0
 
 
-def _rounded(differences: np.ndarray, size: float) -> np.ndarray:
-    """Differences in units of the values' size, to :data:`_DIGITS`."""
-    found: np.ndarray = np.round(np.asarray(differences, dtype=float) / size, _DIGITS)
+def ordered(pairs: np.ndarray) -> np.ndarray:
+    """Returns the differences of pairs, first minus second, as whole numbers in the same order.
+
+    Each is rounded by the size of its own pair: one large value makes no other difference a tie. Infinite differences
+    are the largest; between equal infinities there is none.
+
+    Args:
+        pairs: without nan, shape (n, 2).
+
+    Returns:
+        0 for ties, else the place of the absolute difference with the difference's sign, float of shape (n,); equal
+        differences have equal places.
+    """
+    differences = _differences(pairs)
+    sizes = np.abs(pairs).max(1)
+    unsure = np.where(np.isfinite(sizes), sizes, 0.0) * 10.0**-_DIGITS
+    absolute = np.abs(differences)
+    order = np.argsort(absolute, kind="stable")
+    low, high = order[:-1], order[1:]
+    larger = absolute[high] > absolute[low] + np.maximum(unsure[low], unsure[high])
+    places = np.empty(len(order))
+    places[order] = np.cumsum([1, *larger])
+    found: np.ndarray = np.where(absolute > unsure, np.sign(differences) * places, 0.0)
+    return found
+
+
+def _differences(pairs: np.ndarray) -> np.ndarray:
+    first, second = np.asarray(pairs, dtype=float).T
+    # Infinities minus each other are nan, also where they are equal; finite values may have an infinite difference.
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: np.ndarray = np.where(first == second, 0.0, first - second)
     return found
 
 
@@ -129,27 +159,50 @@ def over_seeds(groups: Sequence[Group], metric: str = "top1") -> list[PairTest]:
 
 
 def _tested(tests: Sequence[tuple[str, str, np.ndarray]]) -> list[PairTest]:
-    known = [(one, other, pairs[np.isfinite(pairs).all(1)]) for one, other, pairs in tests if len(pairs)]
-    found = [(one, other, pairs[:, 0] - pairs[:, 1], _size(pairs)) for one, other, pairs in known if len(pairs)]
-    p_values = [signed_rank(d, size) for _, _, d, size in found]
+    known = [(one, other, pairs, ~np.isnan(pairs)) for one, other, pairs in tests if len(pairs)]
+    found = [(one, other, pairs[there.all(1)], there) for one, other, pairs, there in known if there.all(1).any()]
+    ranked = [ordered(pairs) for _, _, pairs, _ in found]
+    p_values = [signed_rank(ranks) for ranks in ranked]
+    with np.errstate(invalid="ignore"):  # both infinities in one mean
+        means = [float(_differences(pairs).mean()) for _, _, pairs, _ in found]
     return [
         PairTest(
-            one,
-            other,
-            len(d),
-            int((_rounded(d, size) > 0).sum()),
-            int((_rounded(d, size) < 0).sum()),
-            float(d.mean()),
-            p,
-            adjusted,
+            first=one,
+            second=other,
+            pairs=len(pairs),
+            wins=int((ranks > 0).sum()),
+            losses=int((ranks < 0).sum()),
+            difference=mean,
+            p=p,
+            adjusted=adjusted,
+            left_out=int((there.sum(1) == 1).sum()),
+            larger=_larger(ranks),
         )
-        for (one, other, d, size), p, adjusted in zip(found, p_values, holm(p_values), strict=True)
+        for (one, other, pairs, there), ranks, mean, p, adjusted in zip(
+            found, ranked, means, p_values, holm(p_values), strict=True
+        )
     ]
 
 
-def _size(values: np.ndarray) -> float:
-    """The largest absolute value; 1 where all are zero."""
-    return float(np.abs(values).max()) or 1.0
+def _larger(ranks: np.ndarray) -> int:
+    """Returns the sign of the sum of signed ranks, ties left out."""
+    kept = ranks[ranks != 0]
+    return int(np.sign((np.sign(kept) * rankdata(np.abs(kept))).sum()))
+
+
+def left_out(tests: Sequence[PairTest], what: str) -> list[str]:
+    """Returns a sentence for each test without some pairs, in which one method alone has no number.
+
+    Args:
+        tests: on one kind of pairs.
+        what: the pairs are: clients or seeds.
+    """
+    return [
+        f"the test of {test.first} with {test.second} leaves out {test.left_out} of {test.pairs + test.left_out} "
+        f"{what}: only one of the two has a number there"
+        for test in tests
+        if test.left_out
+    ]
 
 
 def _shared_seeds(one: Group, other: Group) -> list[int]:
@@ -166,8 +219,8 @@ def _by_client(run: Run, metric: str) -> Mapping[int, float]:
     rows = None if key is None else client_rows(run, key)
     if rows is None:
         return {}
-    pairs = zip(rows["client"].to_pylist(), rows[metric].to_pylist(), strict=True)
-    return {client: value for client, value in pairs if value is not None}
+    values = np.asarray(rows[metric].to_numpy(zero_copy_only=False), dtype=float)
+    return dict(zip(rows["client"].to_pylist(), values.tolist(), strict=True))
 
 
 def _mean(run: Run, metric: str) -> float:

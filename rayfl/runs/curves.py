@@ -20,11 +20,12 @@ def mean_over_seeds(values: Sequence[float] | np.ndarray) -> tuple[Any, Any]:
         values: an entry for each seed, shape (seeds, ...).
 
     Returns:
-        Two numbers or arrays of shape (...); with one seed the standard deviation is nan.
+        Two numbers or arrays of shape (...); with one seed, and around an infinite mean, the standard deviation is nan.
     """
     found = np.asarray(values, dtype=float)
-    spread = found.std(axis=0, ddof=1) if len(found) > 1 else np.full(found.shape[1:], np.nan)[()]
-    return found.mean(axis=0), spread
+    with np.errstate(invalid="ignore"):
+        spread = found.std(axis=0, ddof=1) if len(found) > 1 else np.full(found.shape[1:], np.nan)[()]
+        return found.mean(axis=0), spread
 
 
 def accuracy_curve(rounds: pa.Table, model: str, cohort: Cohort = "all", phase: Phase = "received") -> dict[int, float]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import uuid
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -158,7 +159,7 @@ class CommitStore:
                 return (
                     f"After round {candidate.manifest.rounds_completed} the server's model is whole, and lost are the "
                     f"states of {listed(clients)}. Restore these files; or let these clients begin again: `rayfl "
-                    f"repair {self._files.uri}`"
+                    f"repair {shlex.quote(self._files.uri)}`"
                 )
         return "Restore these files, or start over under another name"
 

@@ -53,11 +53,13 @@ class Sweep:
         folder: where they are.
         varied: the paths that differ between them.
         trials: in the order of the command line's values, the first varying slowest.
+        repeated: number of points that were drawn again; each stands among the trials once.
     """
 
     folder: Storage
     varied: tuple[str, ...]
     trials: tuple[Trial, ...]
+    repeated: int = 0
 
     def described(self, trial: Trial) -> str:
         """The varied values of a trial, in a line."""
@@ -81,7 +83,8 @@ def plan_sweep(
     """
     if source == STANDARD_INPUT:
         raise ConfigError("a sweep reads its configuration once per experiment: give a file, not standard input")
-    points = space.points(samples, draw_seed)
+    drawn = space.points(samples, draw_seed)
+    points = list({repr(point): point for point in drawn}.values())
     loaded, problems = [], dict[str, str]()
     for point in points:
         try:
@@ -107,7 +110,7 @@ def plan_sweep(
         for point, config, judged_on in loaded
     )
     _refuse_twins(trials)
-    return Sweep(root, space.varied, trials)
+    return Sweep(root, space.varied, trials, len(drawn) - len(points))
 
 
 def _refuse_twins(trials: Sequence[Trial]) -> None:

@@ -6,6 +6,8 @@ control characters in it are shown as escapes.
 
 from __future__ import annotations
 
+import codecs
+import io
 import logging
 import os
 import re
@@ -17,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +31,12 @@ _WIDE = 200
 """Characters of a line where there is no terminal: tables in files and pipes are not cut."""
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What moves a terminal's cursor, colours or reverses its text, or cannot be written to it: not tabs and line ends."""
+
+
+_LEAST = 4
+"""Characters that a column keeps whose cells can go on in further lines."""
+_UNLIMITED = 100_000
+_ESCAPES = "rayfl.escapes"
 
 
 def visible(text: str) -> str:
@@ -46,15 +55,36 @@ class PlainConsole(Console):
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Returns what is shown of anything; in a table nothing is cut, but goes on in the next line."""
+        """Returns what is shown of anything; in a table nothing is cut, but goes on in the next line.
+
+        A table for which there is too little room even so is wider than the terminal, which wraps its lines.
+        """
         if isinstance(renderable, Table):
             for column in renderable.columns:
                 column.overflow = "fold"
+            options = options or self.options
+            options = options.update(max_width=max(options.max_width, self._least_width(renderable, options)))
         for segment in super().render(renderable, options):
             if segment.control or not _UNSEEN.search(segment.text):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints without cutting lines that are too long."""
+        super().print(*objects, **{"crop": False, **options})
+
+    def _least_width(self, table: Table, options: ConsoleOptions) -> int:
+        """Returns the width in which no column is lost: those that may wrap have :data:`_LEAST` characters."""
+        wide = options.update(max_width=_UNLIMITED)
+        width = Measurement.get(self, wide, table).maximum
+        for column in table.columns:
+            if not column.no_wrap and column.width is None:
+                texts = [*column.cells, *([column.header] if table.show_header else [])]
+                natural = max((Measurement.get(self, wide, text).maximum for text in texts), default=0)
+                least = column.min_width or _LEAST
+                width -= max(natural, least) - least
+        return width
 
 
 def out() -> Console:
@@ -76,6 +106,24 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Prints a line to standard error, which is not wrapped."""
     err().print(text, soft_wrap=True)
+
+
+def lose_nothing() -> None:
+    """Has standard output show as escapes, such as ``\\u00e9``, what its encoding lacks, in place of an error.
+
+    The escapes are JSON's.
+    """
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        codecs.register_error(_ESCAPES, _escaped)
+        stream.reconfigure(errors=_ESCAPES)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2)), error.end
 
 
 def write(text: str) -> None:

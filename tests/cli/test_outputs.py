@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +22,7 @@ import rayfl
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
 from rayfl.cli.outputs import OUTPUTS
+from rayfl.cli.paths import at_home
 from rayfl.errors import ConfigError
 from rayfl.runs.finding import load_run
 from tests.data.sources.leaf.test_leaf_words import tweets
@@ -98,6 +100,33 @@ def test_run_export_fork_diff_and_verify_of_a_damaged_run(run: Path, tmp_path: P
     for path in (tmp_path / "forked" / "commits").glob("server-*"):
         path.write_bytes(b"")
     assert asked("verify", "verify", forked["folder"], status=1)["problems"]
+
+
+def test_commands_that_are_printed_can_be_copied(tmp_path: Path) -> None:
+    folder = tmp_path / "a b's"
+    (tmp_path / "made.yaml").write_text(yaml.safe_dump(small_experiment(folder, "run", "fedavg", backend="inline")))
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "made.yaml"), "train.rounds=1", "tracking.tensorboard=true"])
+    lines = dict(line.split(":", 1) for line in done.output.splitlines() if ":" in line)
+    assert shlex.split(lines["report"]) == ["rayfl", "report", str(folder / "run")]
+    assert shlex.split(lines["TensorBoard"]) == ["tensorboard", "--logdir", str(folder)]
+    forked = CliRunner().invoke(app, ["fork", str(folder / "run"), "--name", "forked", "train.rounds=2"])
+    assert shlex.split(forked.output.partition("go on: ")[2]) == ["rayfl", "run", str(folder / "forked")]
+
+
+def test_every_path_may_begin_at_home(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert asked("plot", "plot", "clients", run, "--out=~/a.png")["figure"] == str(tmp_path / "a.png")
+    assert (tmp_path / "a.csv").exists()
+
+    def functions(group: Any) -> Iterator[Any]:
+        yield from (command.callback for command in group.registered_commands)
+        for inner in group.registered_groups:
+            yield from functions(inner.typer_instance)
+
+    hints = [hint for function in functions(app) for hint in get_type_hints(function, include_extras=True).values()]
+    paths = [hint for hint in hints if get_origin(hint) is Annotated and "Path" in str(get_args(hint)[0])]
+    assert len(paths) > 15 and all(get_args(hint)[1].callback is at_home for hint in paths)
+    assert at_home(["~/b"]) == [tmp_path / "b"] and at_home(None) is None
 
 
 def test_data_and_doctor(tmp_path: Path) -> None:

@@ -182,6 +182,22 @@ def test_numbers_are_finite(path: str, value: str) -> None:
     assert re.search(rf"  {path}[\w.]*: (must be a finite number|should be) .*\(got -?inf\)", str(caught.value))
 
 
+def test_a_split_is_scored_once() -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.splits: each split may be there once \(got"):
+        load_config(Experiment, "quickstart", ["evaluation.splits=[test, test]"])
+
+
+def test_truth_values_are_no_numbers() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Experiment, "quickstart", ["train.rounds=true", "train.lr=off", "model.hidden=[8, yes]"])
+    assert set(str(caught.value).splitlines()[1:]) == {
+        "  train.rounds: must be a number (got true)",
+        "  train.lr: must be a number (got false)",
+        "  model.hidden.1: must be a number (got true)",
+    }
+    assert load_config(Experiment, "quickstart", {"tracking.flops": True}).tracking.flops is True
+
+
 def test_what_is_no_number_is_refused_everywhere() -> None:
     """All numbers of a configuration, its method and its sections, whatever their fields allow."""
     content = load_config(Experiment, "quickstart", ["algorithm=superfed"]).model_dump(mode="json")

@@ -124,3 +124,9 @@ def test_numbers_to_the_base_of_sixty_are_texts() -> None:
     }
     assert read_yaml(yaml.safe_dump({"actors": "2:16"})) == {"actors": "2:16"}
     assert parse_override("cluster.num_actors=2:16") == ("cluster.num_actors", "2:16")
+
+
+def test_numbers_with_zeros_before_them_are_decimal_or_texts() -> None:
+    assert read_yaml("[010, -007, 0, 10, 0.5, 00.5, 0x10, 1_000]") == ["010", "-007", 0, 10, 0.5, 0.5, 16, 1000]
+    config = load_config(Experiment, "quickstart", ["train.rounds=010", "name=007"])
+    assert (config.train.rounds, config.name) == (10, "007")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -183,6 +184,14 @@ def test_summary_over_clients() -> None:
 def test_a_nan_is_not_hidden() -> None:
     summary = summarize(np.array([0.5, math.nan]))
     assert all(math.isnan(v) for v in (summary.mean, summary.std, summary.worst5))
+
+
+@pytest.mark.parametrize("huge", [1e200, math.inf])
+def test_models_that_diverged_end_no_run(huge: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        summary = summarize(np.array([huge, 1.0]), mode="min")
+    assert summary.mean == huge / 2 and summary.worst5 == huge and math.isnan(summary.jain)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import rayfl
 from rayfl.cli.entry import app
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.plots.metrics import bounds_of
 from rayfl.plots.output import write_plot
@@ -35,6 +35,7 @@ from rayfl.plots.style import (
     paper_style,
     size_of,
 )
+from rayfl.runs.folder import RunFolder
 from tests.plots.conftest import Runs
 
 
@@ -43,6 +44,32 @@ def test_labels_say_what_differs_and_no_more(made: Runs) -> None:
     found = series_of(runs)
     assert [series.label for series in found] == ["SuPerFed, mode=mm", "SuPerFed, mode=lm", "FedAvg"]
     assert [len(series.runs) for series in found] == [2, 1, 1]
+
+
+def test_labels_say_which_data_methods_have_where_they_differ(made: Runs) -> None:
+    few = {"partition.num_clients": 6}
+    found = series_of([made("fedavg"), made("superfed-mm", **few), made("superfed-lm", **few)])
+    assert [series.label for series in found] == [
+        "FedAvg, num_clients=5",
+        "SuPerFed, mode=mm, num_clients=6",
+        "SuPerFed, mode=lm, num_clients=6",
+    ]
+
+
+class Behind(RunFolder):
+    """A run that has one round to go."""
+
+    @property
+    def rounds_completed(self) -> int:
+        return self.total_rounds - 1
+
+
+def test_seeds_at_different_rounds_are_not_pooled(made: Runs) -> None:
+    whole, other = made("superfed-mm"), made("superfed-mm", seed=1)
+    behind = Behind(other.storage, other.config)
+    with pytest.raises(RunError, match=r"seed_1 has done 2 of 3 rounds, and .*, with another seed, 3: .*rayfl run"):
+        series_of([whole, behind])
+    assert len(series_of([whole, behind], pooled=False)) == 1
 
 
 def test_evaluation_makes_no_other_experiment(made: Runs) -> None:

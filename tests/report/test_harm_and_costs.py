@@ -5,19 +5,28 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
+from rayfl.errors import ConfigError
 from rayfl.report import costs, harm
+from rayfl.report.comparison import check_models, compare
 from rayfl.report.grouping import group_runs
+from rayfl.report.lines import Wanted
 from rayfl.report.rows import RowKey, compared_keys
+from rayfl.report.several import comparison_table
 from rayfl.runs.finding import load_runs
 from rayfl.runs.loading import Run
 from rayfl.runs.rows import where
@@ -202,6 +211,36 @@ def test_a_sweeps_choice_for_each_client_has_no_rows_and_is_left_out(folder: Pat
     groups = group_runs(loaded(folder, "ditto-0"))
     key = RowKey("lambda=best", "validation per client")
     assert harm.found(groups, {groups[0].label: [key]})[0] == []
+
+
+def test_infinite_numbers_are_shown_and_are_null_in_json(folder: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run = Path(shutil.copytree(folder / f"ditto-{seed}", tmp_path / f"ditto-{seed}"))
+        shutil.copytree(folder / f"local-{seed}", tmp_path / f"local-{seed}")
+        for name in ("clients", "rounds"):
+            table = pq.read_table(run / f"{name}.parquet")
+            ruined = pc.and_(pc.equal(table["model"], "personalized"), pc.greater(table.column(name[:-1]), 0))
+            place = table.schema.get_field_index("top1")
+            worst = pc.if_else(ruined, pa.scalar(float("-inf")), table["top1"])
+            pq.write_table(table.set_column(place, table.schema.field("top1"), worst), run / f"{name}.parquet")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for about in ("harm", "means"):
+            content = json.loads(compared(tmp_path, "--about", about, "--json"), parse_constant=refused)
+            shown = compared(tmp_path, "--about", about)
+            assert "-inf" in shown and "nan" not in shown
+            assert any(None in row.values() for row in content["rows" if about == "harm" else "tests"])
+    page = comparison_table(compare(load_runs([str(path) for path in sorted(tmp_path.iterdir())], METHODS), Wanted()))
+    assert "-inf" in {cell.text for row in page.rows for cell in row}
+
+
+def test_rows_are_listed_once_where_another_was_asked_for(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--model globl: .*did you mean 'global'.*; there are personalized, global$"):
+        check_models(loaded(folder, "ditto-0"), ["globl"])
+
+
+def refused(name: str) -> float:
+    raise AssertionError(f"{name} is not JSON")
 
 
 def test_the_legend_has_methods_of_which_a_cost_is_not_known(folder: Path) -> None:

@@ -49,6 +49,17 @@ def test_twins_are_refused(tmp_path: Path) -> None:
         plan(tmp_path, "max_failures=1,2")
 
 
+def test_points_that_are_drawn_again_are_one_experiment(tmp_path: Path) -> None:
+    found = plan(tmp_path, "train.lr=choice(0.01,0.1)", "seed=0:2", samples=8)
+    points = [(trial.point["train.lr"], trial.point["seed"]) for trial in found.trials]
+    assert sorted(points) == [(0.01, 0), (0.01, 1), (0.1, 0), (0.1, 1)]
+    assert found.repeated == 12
+    fewer = plan(tmp_path, "train.lr=choice(0.01,0.1)", "seed=0:2", samples=2)
+    assert [trial.name for trial in fewer.trials] == [trial.name for trial in found.trials][: len(fewer.trials)]
+    with pytest.raises(ConfigError, match="are one experiment"):
+        plan(tmp_path, "max_failures=choice(1,2)", samples=8)
+
+
 def test_standard_input_is_refused() -> None:
     with pytest.raises(ConfigError, match="give a file"):
         plan_sweep(Experiment, "-", parse_space(["seed=0:2"]), None, 0)

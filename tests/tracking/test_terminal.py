@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import sys
 
 import pytest
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +18,7 @@ from rayfl.tracking.terminal import (
     PlainConsole,
     VisibleFormatter,
     err,
+    lose_nothing,
     out,
     show_traceback,
     show_warning,
@@ -41,6 +45,21 @@ def test_columns_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     lines = printed(capsys)
     assert max(map(len, lines)) == 60
     assert "".join(lines).count("a") == 70 + 2 and "".join(lines).count("b") == 70  # nothing is cut
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 60, 79, 80])
+def test_a_narrow_terminal_loses_no_column_and_no_digit(width: int) -> None:
+    table = Table("method", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("accuracy", "worst\n5 %", "ECE", "clients"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("remarks", min_width=8)
+    table.add_row("x" * 30, "57.18^", "12.34", "0.567", "12 of 14", "z" * 30)
+    console = PlainConsole(file=io.StringIO(), width=width)
+    console.print(Group(table, Text("note")))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(text.count(part) == 1 for part in ("57.18^", "12.34", "0.567", "12 of 14", "accuracy", "ECE"))
+    assert text.count("x") == text.count("z") == 30
+    assert width < 60 or max(map(len, text.splitlines())) <= width
 
 
 EVIL = "a\x1b[31mb\x9b2J\x07\r\u202ec\udcff"
@@ -103,6 +122,19 @@ def test_data_for_programs_are_as_they_are_but_on_a_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     write("\x1b[31m,1\n")
     assert capsys.readouterr().out == "\\x1b[31m,1\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_an_encoding_lacks_is_escaped_as_in_json(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    text, stream = "± é λ 😀 \udcff", io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+    monkeypatch.setattr(sys, "stdout", stream)
+    lose_nothing()
+    write(json.dumps({"text": text}, ensure_ascii=False))
+    out().print("± 😀", soft_wrap=True)
+    stream.flush()
+    first, _, rest = stream.detach().getvalue().decode(encoding).partition("}")
+    assert json.loads(first + "}")["text"] == text
+    assert rest.strip() == {"ascii": r"\u00b1 \ud83d\ude00", "latin-1": r"± \ud83d\ude00", "utf-8": "± 😀"}[encoding]
 
 
 def test_logs_and_tracebacks_have_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

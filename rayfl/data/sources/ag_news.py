@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tarfile
 from collections.abc import Mapping
@@ -80,7 +81,7 @@ class AgNewsSource(CopiedSource):
     def _check_there(self) -> None:
         for path in self.files:
             if not path.is_file():
-                root = "" if self.root is None else f" --root {self.resolved_root}"
+                root = "" if self.root is None else f" --root {shlex.quote(str(self.resolved_root))}"
                 raise DataError(
                     f"ag_news is not there: {path} does not exist; get it with `rayfl data prepare ag_news{root}` (add "
                     "--source for files you have), or set the source's root or RAYFL_DATA to the folder that has it"

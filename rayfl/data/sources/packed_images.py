@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,7 +73,9 @@ class PackedImages(PreparableSource):
             DataError: it does not exist.
         """
         if not self.prepared_path.exists():
-            options = "".join(f" {key}={value}" for key, value in self._choices().items() if key != "name")
+            options = "".join(
+                f" {shlex.quote(f'{key}={value}')}" for key, value in self._choices().items() if key != "name"
+            )
             raise DataError(
                 f"{self.prepared_path} does not exist; make it with `rayfl data prepare {self.name}{options} --source "
                 f"FOLDER`, {self.wanted}, or set the source's root or RAYFL_DATA to the folder that has it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -170,8 +171,8 @@ class ImageSource(PreparableSource):
 
     def how_to_prepare(self) -> str:
         """The command that makes the prepared file, as advice."""
-        options = [f" {key}={value}" for key, value in self._choices().items() if key != "name"]
-        root = "" if self.root is None else f" --root {self.resolved_root}"
+        options = [f" {shlex.quote(f'{key}={value}')}" for key, value in self._choices().items() if key != "name"]
+        root = "" if self.root is None else f" --root {shlex.quote(str(self.resolved_root))}"
         return (
             f"make it with `rayfl data prepare {self.name}{''.join(options)}{root}` (add --source for files you have), "
             "or set the source's root or RAYFL_DATA to the folder that has it"

@@ -1,0 +1,47 @@
+"""Figures of clients: nobody is left out of them without a word."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from algorithms.registry import METHODS
+from rayfl.report.drawing import Drawing, styled
+from rayfl.report.figures import client_distribution
+from rayfl.report.rows import RowKey
+from rayfl.results.schemas import METRICS_KEY, metrics_of
+from rayfl.runs.finding import load_run
+
+
+def test_clients_whose_number_is_infinite_or_missing_are_counted(copied: Callable[..., Path]) -> None:
+    run = copied("fedavg-0")
+    for name in ("rounds", "clients"):
+        table = pq.read_table(run / f"{name}.parquet")
+        first, *others = metrics_of(table)
+        error = replace(first, better="lower", unit="", scale=1.0)
+        table = table.replace_schema_metadata({METRICS_KEY: json.dumps([asdict(m) for m in (error, *others)]).encode()})
+        if name == "clients":
+            values = np.array([client + 1.0 for client in table["client"].to_pylist()])
+            values[np.array(table["client"].to_pylist()) == 1] = np.inf
+            missing = [client == 2 for client in table["client"].to_pylist()]
+            place = table.schema.get_field_index("top1")
+            values = type(table["top1"].chunk(0)).from_pandas(values, mask=np.array(missing))
+            table = table.set_column(place, table.schema.field("top1"), values)
+        pq.write_table(table, run / f"{name}.parquet")
+    with styled(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawn = client_distribution(load_run(str(run), METHODS), [RowKey("global")])
+        assert isinstance(drawn, Drawing)
+        drawn.figure.draw_without_rendering()
+    count = drawn.data.num_rows
+    assert drawn.data["accuracy"].to_pylist()[:2] == [np.inf, count + 1]
+    assert (
+        f"global, {count} clients (1 infinite and not in the picture, 1 more without a number): highest inf"
+        in drawn.caption
+    )
