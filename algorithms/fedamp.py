@@ -138,6 +138,14 @@ class FedAMP(Algorithm):
                     "algorithm.alpha_decay, or lower algorithm.proximal_weight or train.lr"
                 )
 
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if self.alpha_decay < 1 and self.alpha <= self.alpha_min:
+            return (
+                f"alpha stays at {self.alpha:g}, since algorithm.alpha_min is not below it: lower that for "
+                "algorithm.alpha_decay to have an effect, or set algorithm.alpha_decay=1",
+            )
+        return ()
+
     def alpha_in(self, round: int) -> float:
         """alpha_t of round t (0-indexed)."""
         return max(self.alpha * self.alpha_decay ** (round // self.alpha_every), min(self.alpha_min, self.alpha))

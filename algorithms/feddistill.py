@@ -70,10 +70,7 @@ class FedDistill(Algorithm):
 
     distillation_weight: float = setting(1.0, "lambda", "weight of the distillation; 0 is local training", ge=0)
     output: Literal["probabilities", "logits"] = setting(
-        "probabilities",
-        "F",
-        "whose mean clients send: softmax(z), or z (FedGen's and PFLlib's code)",
-        unless={"distillation_weight": (0,)},
+        "probabilities", "F", "whose mean clients send: softmax(z), or z (FedGen's and PFLlib's code)"
     )
     divergence: Literal["cross_entropy", "kl", "raw_logits"] = setting(
         "cross_entropy",

@@ -125,7 +125,6 @@ class Floco(Averaging):
         "round (0-indexed) at whose start clients get their points; never, if there are fewer rounds",
         ge=0,
         kept="assignment_round",
-        unless={"simplex_dimension": (0,)},
     )
     radius: float = setting(
         0.1,

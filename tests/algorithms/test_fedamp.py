@@ -173,7 +173,12 @@ def test_alpha_decays_in_steps_to_its_least_value() -> None:
     algorithm = FedAMP(alpha=8, alpha_decay=0.5, alpha_every=3)
     assert [algorithm.alpha_in(t) for t in range(7)] == [8, 8, 8, 4, 4, 4, 2]
     assert algorithm.alpha_in(30) == 1.0
-    assert FedAMP(alpha=0.2).alpha_in(90) == 0.2, "what is less from the beginning stays"
+    few = FedAMP(alpha=0.2)
+    assert few.alpha_in(90) == 0.2, "what is less from the beginning stays"
+    toy = Toy(few, random_clients(SIZES), two_layers(), TRAIN)
+    (said,) = few.remarks(toy.context)
+    assert "alpha stays at 0.2" in said
+    assert FedAMP(alpha=0.2, alpha_decay=1).remarks(toy.context) == algorithm.remarks(toy.context) == ()
 
 
 def test_a_pull_that_overshoots_in_a_later_round_is_refused() -> None:

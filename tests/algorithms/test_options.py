@@ -26,7 +26,7 @@ BASES: dict[str, dict[str, Any]] = {
     "apple": {"relation_lr": 0.05, "relation_share": 0.9},
     "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 0},
     "fedala": {"start_threshold": None, "start_passes": 2, "weight_lr": 0.5},
-    "fedamp": {"sigma": 2.0, "alpha": 0.5, "alpha_every": 1},
+    "fedamp": {"sigma": 2.0, "alpha": 20.0, "alpha_every": 1, "alpha_min": 0.3},
     "fedcac": {"collaboration_rounds": 3},
     "feddbe": {"mean_weight": 5.0, "mean_momentum": 0.4},
     "feddf": {"distill_steps": 5, "server_lr": 0.05},

@@ -73,4 +73,5 @@ def test_local_updates_are_those_of_autograd(
     monkeypatch.setattr(looped, "train", plain.train)
     expected = trees(PROBLEMS[problem].toy(method, double))
     for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, 1e-12 if double else 1e-5)
+        # FedDF's server distils with Adam, which scales round-off up to a part of its learning rate.
+        assert_close(one, other, 1e-12 if double else 1e-4 if method == "feddf" else 1e-5)

@@ -108,12 +108,6 @@ def test_one_cluster_by_choice_needs_no_remark(tmp_path: Path, caplog: pytest.Lo
             "algorithm.penalty_half has no effect: algorithm.relation_penalty is 0",
         ),
         (
-            "feddistill",
-            {"output": "logits", "distillation_weight": 0},
-            {"distillation_weight": 1},
-            "algorithm.output has no effect: algorithm.distillation_weight is 0",
-        ),
-        (
             "floco",
             {"radius": 0.5, "simplex_dimension": 0, "assignment_round": 100},
             {"simplex_dimension": 2},
