@@ -132,7 +132,7 @@ MOST_COUNTED = 2**15
 
 
 def check_counted(y: np.ndarray, whose: str) -> None:
-    """Refuses labels whose largest makes so many classes that it is hardly the number of one.
+    """Refuses labels whose largest makes more classes than anybody means.
 
     Args:
         y: labels of shape (N,), where nobody said how many classes there are.
