@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, check_head, setting
-from algorithms.parts.generators import linear
+from algorithms.parts.hypernetworks import initial_hypernetwork, produced, produced_model, products
 from algorithms.parts.partial import part
 from algorithms.parts.settings import limits_without_effect
 from rayfl.engine.client import Client
@@ -22,20 +21,6 @@ from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree, map_leaves, subtract
-
-
-def produced(generator: Mapping[str, Any], embeddings: Tensor) -> dict[str, Tensor]:
-    """h(v; phi): the parameters of a model by name, each flat.
-
-    Args:
-        generator: phi: ``trunk``, linear layers by number (none for a network that is linear in v), and ``heads``, one
-            by name of the parameter that it makes.
-        embeddings: v, of shape (..., e).
-    """
-    hidden = embeddings
-    for number, layer in generator.get("trunk", {}).items():
-        hidden = F.linear(hidden.relu() if int(number) else hidden, layer["weight"], layer["bias"])
-    return {name: F.linear(hidden, head["weight"], head["bias"]) for name, head in generator["heads"].items()}
 
 
 class PFedHN(Algorithm):
@@ -125,10 +110,7 @@ class PFedHN(Algorithm):
         clients = context.num_clients
         length = 1 + clients // 4 if self.embedding_dim is None else self.embedding_dim
         embeddings = torch.from_numpy(generator.standard_normal((clients, length))).to(like)
-        widths = [length, *[self.hidden] * self.trunk_layers]
-        trunk = {str(number): linear(inputs, self.hidden, like, generator) for number, inputs in enumerate(widths[:-1])}
-        heads = {name: linear(widths[-1], leaf.numel(), like, generator) for name, leaf in model.items()}
-        phi = {"trunk": trunk, "heads": heads} if trunk else {"heads": heads}
+        phi = initial_hypernetwork(model, length, self.hidden, self.trunk_layers, generator)
         return {"generator": phi, "embeddings": embeddings, "memory": {}}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
@@ -140,13 +122,7 @@ class PFedHN(Algorithm):
 
     async def generate(self, server: Server, generator: Tree, embeddings: Tensor, clients: Tensor) -> Tree:
         """theta_i by client."""
-        return {str(k): self.model(generator, embeddings[k], server) for k in clients.tolist()}
-
-    def model(self, generator: Tree, embedding: Tensor, where: Client) -> Tree:
-        """theta_i, whose bits depend on no other client."""
-        initial = where.initial_model()
-        with torch.no_grad():
-            return {name: flat.view_as(initial[name]) for name, flat in produced(generator, embedding).items()}
+        return {str(k): produced_model(generator, embeddings[k], server) for k in clients.tolist()}
 
     async def descend(
         self, server: Server, generator: Tree, embeddings: Tensor, changes: Tree, memory: Tree | None = None
@@ -192,8 +168,7 @@ class PFedHN(Algorithm):
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """The mean over the step's clients of <Delta_i, h(v_i; phi)>."""
         made = produced(model["generator"], model["embeddings"][frozen["clients"]])
-        products = [(frozen["changes"][name] * flat).sum() for name, flat in made.items()]
-        return torch.stack(products).sum() / len(frozen["clients"])
+        return torch.stack(list(products(made, frozen["changes"]))).sum() / len(frozen["clients"])
 
     async def local_update(self, client: Client, model: Tree) -> Tree:
         """Trains the received parameters, and with them the client's own layer."""
@@ -223,7 +198,7 @@ class PFedHN(Algorithm):
         network = client.task.network
 
         def whole() -> Tree:
-            made = self.model(server["generator"], self._embedding(client, server), client)
+            made = produced_model(server["generator"], self._embedding(client, server), client)
             own = self._own(client, "personal", network.head_names) if self.private_head else {}
             return {**made, **own, **self._own(client, "buffers", network.buffer_names)}
 

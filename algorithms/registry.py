@@ -58,6 +58,7 @@ from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
 from algorithms.moon import MOON
+from algorithms.pefll import PeFLL
 from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
@@ -123,6 +124,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FLDA,
         APFL,
         PFedHN,
+        PeFLL,
         PFedMe,
         PerFedAvg,
         Mapper,

@@ -217,12 +217,14 @@ class Client:
         *,
         frozen: Mapping[str, Any] | None = None,
         task: Task | None = None,
+        examples: Examples | None = None,
     ) -> Tree:
-        """The gradient of ``objective`` at ``point`` over all of the client's training samples."""
-        batch_size = self.context.train.batch_size or self.num_samples
+        """The gradient of ``objective`` at ``point``: the mean over all training samples, or over those given."""
+        samples = self._training(examples)
+        batch_size = self.context.train.batch_size or len(samples)
         request = GradientRequest(
             client=self.id,
-            examples=self._examples["train"],
+            examples=samples,
             point=point,
             objective=objective,
             batch_size=max(batch_size, _LARGE_BATCH),

@@ -60,6 +60,7 @@ PRINTED = {
     "local": "Local",
     "mapper": "MAPPER",
     "moon": "MOON",
+    "pefll": "PeFLL",
     "per_fedavg": "Per-FedAvg",
     "pfedgraph": "pFedGraph",
     "pfedhn": "pFedHN",

@@ -17,7 +17,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
         "feddbe",
     ),
-    "a mixture of the clients' models": (*("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn"),),
+    "a mixture of the clients' models": (
+        *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll"),
+    ),
     "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "fedem"),
     "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per"),
     "a model of its own, taught by outputs, features or heads": ("fedmd", "feddistill", "fedproto", "fedgh", "fedme"),

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from algorithms.fedavg import FedAvg
-from algorithms.pfedhn import PFedHN, produced
+from algorithms.parts.hypernetworks import produced
+from algorithms.pfedhn import PFedHN
 from rayfl.engine.settings import TrainConfig
 from rayfl.params import Tree, copy, leaves, num_bytes, subtract
 from tests.support.partial_toys import held_out_accuracy, planted_clients

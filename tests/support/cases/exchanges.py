@@ -8,11 +8,12 @@ from algorithms.feddistill import FedDistill
 from algorithms.fedfomo import FedFomo
 from algorithms.fedmd import FedMD
 from algorithms.fedproto import FedProto
+from algorithms.pefll import PeFLL
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedsim import PFedSim
 from tests.support.cases.base import SIZES, Case
-from tests.support.cases.expected import classes, prototypes
+from tests.support.cases.expected import classes, describing, describing_names, prototypes, whole
 
 EXCHANGES = {
     "feddistill": Case(
@@ -88,4 +89,12 @@ EXCHANGES = {
         alike=False,
     ),
     "pfedhn": Case(PFedHN(inner_steps=None, hidden=8, trunk_layers=2), averages=False, relabels=False, distinct=True),
+    "pefll": Case(
+        PeFLL(inner_steps=None, hidden=8, trunk_layers=2, server_lr=0.01),
+        down=lambda network: 2 * describing(network) + whole(network) + 2,
+        up=lambda network: describing(network) + whole(network) + 2,
+        uploads=describing_names,
+        averages=False,
+        relabels=False,
+    ),
 }

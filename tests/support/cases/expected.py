@@ -132,3 +132,14 @@ def body_names(network: Network) -> Iterable[str]:
 def head_names(network: Network) -> Iterable[str]:
     """Names of the head's parameters."""
     return network.head_names
+
+
+def describing(network: Network) -> int:
+    """Scalars of a PeFLL embedding network, with 8 hidden units and vectors of length 2."""
+    classes, features = network.head_shape
+    return body(network) + 8 * (features + classes + 1) + 2 * (8 + 1)
+
+
+def describing_names(network: Network) -> Iterable[str]:
+    """Names of what a client of PeFLL uploads: its vector, its model, and gradients of the embedding network."""
+    return {*network.parameter_names, "descriptor", "weight", "bias"}
