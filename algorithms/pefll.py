@@ -50,8 +50,8 @@ class PeFLL(Algorithm):
 
         1/|S| sum_{i in S} <Delta_i, h(v_i; eta_h)>,    Delta_i a constant,
 
-    in eta_h, and in each v_i. (3) The server sends the latter, and the client answers with what it is in eta_v, on the
-    same samples. The server takes one step of Adam on both networks.
+    in eta_h, and of each summand in v_i. (3) The server sends the latter, and the client carries it on to eta_v, on the
+    same samples, and sends that gradient. The server takes one step of Adam on both networks.
 
     phi is a network like the clients' up to its last layer, drawn for itself, whose features and the class of the
     sample go through two linear layers with ReLU between them; it runs in evaluation mode, with the running statistics
@@ -119,7 +119,7 @@ class PeFLL(Algorithm):
         return {
             "generator": initial_hypernetwork(model, length, self.hidden, self.trunk_layers, generator),
             "embedding": {"body": body, "layers": layers} if body else {"layers": layers},
-            "scale": torch.tensor([0, 1]).to(like),
+            "mean_and_deviation": torch.tensor([0, 1]).to(like),
             "memory": {},
         }
 
@@ -127,10 +127,10 @@ class PeFLL(Algorithm):
         return {"embedding": server["embedding"]}
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
-        return part(server, ("generator", "embedding", "scale")), {}
+        return part(server, ("generator", "embedding", "mean_and_deviation")), {}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
-        generator, embedding, scale = (server[name] for name in ("generator", "embedding", "scale"))
+        generator, embedding, scale = (server[name] for name in ("generator", "embedding", "mean_and_deviation"))
         replies = clients.map(self.describe, cohort, {"embedding": embedding})
         described = {str(k): replies[k]["descriptor"] for k in cohort}
         if self.standardize and clients.context.round == 0:
@@ -150,7 +150,7 @@ class PeFLL(Algorithm):
                 "memory": server.get("memory", {}),
             },
         )
-        return {**found, "scale": scale}
+        return {**found, "mean_and_deviation": scale}
 
     async def describe(self, client: Client, embedding: Tree) -> Tree:
         """v_i of the mini-batches of the round."""
@@ -245,7 +245,7 @@ class PeFLL(Algorithm):
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         v = await self.descriptor(client, server["embedding"], client.examples())
-        shift, scale = server["scale"]
+        shift, scale = server["mean_and_deviation"]
         made = produced_model(server["generator"], (v - shift) / scale, client)
         return {"personalized": Predictor.of({**made, **_buffers(client)})}
 

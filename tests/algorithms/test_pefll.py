@@ -131,10 +131,12 @@ def test_a_newcomer_has_the_model_of_a_client_with_its_samples() -> None:
 def test_the_first_descriptor_settles_the_scale() -> None:
     toy = toy_of(descriptor_batches=None)
     first = phi(toy.server["embedding"], *pairs()[1]).mean(0)
-    scale = toy.step([1, 2])["scale"]
+    scale = toy.step([1, 2])["mean_and_deviation"]
     assert_close(scale, torch.stack([first.mean(), first.std()]), 1e-12)
-    assert_equal(toy.step([0, 3])["scale"], scale)
-    assert_equal(toy_of(standardize=False).step([1, 2])["scale"], torch.tensor([0, 1], dtype=torch.float64))
+    assert_equal(toy.step([0, 3])["mean_and_deviation"], scale)
+    assert_equal(
+        toy_of(standardize=False).step([1, 2])["mean_and_deviation"], torch.tensor([0, 1], dtype=torch.float64)
+    )
     for constant in ([3.0], [2.0, 2.0]):
         assert scale_of(torch.tensor(constant)).tolist() == [0, 1]
 
