@@ -30,6 +30,7 @@ from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
 from algorithms.fedkd import FedKD
+from algorithms.fedlc import FedLC
 from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
@@ -80,6 +81,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedNova,
         FedBuff,
         FedNTD,
+        FedLC,
         FedGH,
         FedGen,
         FedDistill,

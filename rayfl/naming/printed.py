@@ -32,6 +32,7 @@ PRINTED = {
     "fedgen": "FedGen",
     "fedgh": "FedGH",
     "fedkd": "FedKD",
+    "fedlc": "FedLC",
     "fedmd": "FedMD",
     "fedme": "FedMe",
     "fedmmd": "FedMMD",

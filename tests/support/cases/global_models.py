@@ -11,6 +11,7 @@ from algorithms.feddf import FedDF
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
+from algorithms.fedlc import FedLC
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
@@ -45,6 +46,7 @@ GLOBAL_MODELS = {
     # in synchronous rounds, of which no update is late, it averages
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
+    "fedlc": Case(FedLC(finetune_epochs=1)),
     "scaffold": Case(Scaffold(momentum_on_corrected=True), down=twice, up=twice, private=frozenset({"control"})),
     "feddyn": Case(FedDyn(alpha=0.1), private=frozenset({"displacement"}), averages=False),
     "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
