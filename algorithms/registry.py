@@ -44,6 +44,7 @@ from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
+from algorithms.fedsam import FedSAM
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
@@ -82,6 +83,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBuff,
         FedNTD,
         FedLC,
+        FedSAM,
         FedGH,
         FedGen,
         FedDistill,

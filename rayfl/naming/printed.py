@@ -45,6 +45,7 @@ PRINTED = {
     "fedprox": "FedProx",
     "fedrep": "FedRep",
     "fedrod": "Fed-RoD",
+    "fedsam": "FedSAM",
     "fedyogi": "FedYogi",
     "flda": "FLDA",
     "flexlora": "FlexLoRA",

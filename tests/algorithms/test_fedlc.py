@@ -153,7 +153,7 @@ def by_hand(server: Tree, clients: list[Batch], tau: float, train: TrainConfig) 
         for _ in range(3):
             z = torch.relu(batch.x @ w["inner.weight"].T + w["inner.bias"]) @ w["head.weight"].T + w["head.bias"]
             rule.zero_grad()
-            F.cross_entropy((z - tau / n**0.25)[:, n > 0], torch.cumsum(n > 0, 0)[batch.y] - 1).backward()
+            F.cross_entropy((z - tau / n**0.25)[:, n > 0], torch.cumsum(n > 0, 0)[batch.y] - 1).backward()  # type: ignore[no-untyped-call]
             rule.step()
         for name, leaf in w.items():
             mean[name] += leaf.detach() * (len(batch.y) / sum(len(one.y) for one in clients))
