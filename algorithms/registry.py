@@ -20,6 +20,7 @@ from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddistill import FedDistill
 from algorithms.feddpa import FedDPA
@@ -83,6 +84,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBuff,
         FedNTD,
         FedLC,
+        FedDecorr,
         FedSAM,
         FedGH,
         FedGen,

@@ -22,6 +22,7 @@ PRINTED = {
     "fedcac": "FedCAC",
     "fedcp": "FedCP",
     "feddbe": "FedDBE",
+    "feddecorr": "FedDecorr",
     "feddf": "FedDF",
     "feddistill": "FedDistill",
     "feddpa": "FedDPA",

@@ -7,6 +7,7 @@ from algorithms.cfl import CFL
 from algorithms.fedavg import FedAvg
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
+from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
@@ -48,6 +49,7 @@ GLOBAL_MODELS = {
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
     "fedlc": Case(FedLC(finetune_epochs=1)),
+    "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
     "scaffold": Case(Scaffold(momentum_on_corrected=True), down=twice, up=twice, private=frozenset({"control"})),
     "feddyn": Case(FedDyn(alpha=0.1), private=frozenset({"displacement"}), averages=False),
