@@ -36,8 +36,8 @@ class FedLC(FineTuned):
     Server: model w. Client: nothing. Down: w. Up: w_k and n_k. With ``finetune_epochs`` each client fine-tunes the
     final model on the cross-entropy without calibration.
 
-    A client whose samples are all of one class has a loss of 0: it sends back what it received, and counts in the mean
-    like the others.
+    A client whose samples are all of one class has a loss of 0: but for weight decay it sends back what it received. It
+    counts in the mean like the others.
 
     References:
         Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits Calibration, ICML

@@ -19,7 +19,7 @@ from tests.support.toys import Toy, assert_close, assert_equal, quadratic_client
 
 SIZES = (9, 12, 1, 10)
 TRAIN = TrainConfig(
-    rounds=3, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
+    rounds=2, clients_per_round=2, local_epochs=1, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
 )
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 ADAPTIVE = pytest.mark.parametrize("adaptive", [False, True])
