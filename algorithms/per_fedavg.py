@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from algorithms.base import Aggregation, Averaging, setting
 from algorithms.parts.mixture import parameters
+from algorithms.parts.slopes import buffers, slope
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves
@@ -98,7 +97,7 @@ class PerFedAvg(Averaging):
             drawn, ends = task.network.draws, []
             for shift in (self.delta, -self.delta):
                 task.network.draws = drawn  # other masks of dropout would differ by more than delta does
-                ends.append(task.loss({**copy(_buffers(model, task)), **add_scaled(here, direction, shift)}, part))
+                ends.append(task.loss({**copy(buffers(model, task)), **add_scaled(here, direction, shift)}, part))
             value = value - self.alpha / (2 * self.delta) * (ends[0] - ends[1])
         return value
 
@@ -126,32 +125,6 @@ class PerFedAvg(Averaging):
             moved = add_scaled(parameters(model, client.task), parameters(gradient, client.task), -self.alpha)
             model = {**model, **moved}
         return model
-
-
-def slope(model: Model, at: Model, batch: Batch, task: Task) -> Tree:
-    """The gradient of the task's loss with respect to the parameters, differentiable itself.
-
-    Args:
-        model: lends its buffers, which stay as they are.
-        at: the parameters.
-        batch: the samples.
-        task: the loss.
-    """
-
-    def value(moved: Model) -> Tensor:
-        # copied here: torch.func.grad lets nobody write to what lies outside of the function
-        return task.loss({**copy(_buffers(model, task)), **moved}, batch)
-
-    if task.network.vectorizable and not getattr(task.network, "output_rows", None):
-        found: Tree = torch.func.grad(value)(dict(at))
-        return found
-    # a network that cannot be stacked may have layers that torch.func refuses, as is an output layer in parts
-    parts = torch.autograd.grad(value(at), list(at.values()), create_graph=True, materialize_grads=True)
-    return dict(zip(at, parts, strict=True))
-
-
-def _buffers(model: Mapping[str, Tensor], task: Task) -> Tree:
-    return {name: model[name] for name in task.network.buffer_names}
 
 
 def _constant(tree: Tree) -> Tree:

@@ -20,6 +20,7 @@ from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddistill import FedDistill
 from algorithms.feddpa import FedDPA
@@ -30,6 +31,7 @@ from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
 from algorithms.fedkd import FedKD
+from algorithms.fedlc import FedLC
 from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
@@ -43,6 +45,7 @@ from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
+from algorithms.fedsam import FedSAM
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
@@ -81,6 +84,9 @@ METHODS: dict[str, type[Algorithm]] = {
         FedNova,
         FedBuff,
         FedNTD,
+        FedLC,
+        FedDecorr,
+        FedSAM,
         FedGH,
         FedGen,
         FedDistill,

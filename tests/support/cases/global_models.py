@@ -7,15 +7,18 @@ from algorithms.cfl import CFL
 from algorithms.fedavg import FedAvg
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
+from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddyn import FedDyn
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
+from algorithms.fedlc import FedLC
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedprox import FedProx
+from algorithms.fedsam import FedSAM
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
 from algorithms.moon import MOON
@@ -45,6 +48,9 @@ GLOBAL_MODELS = {
     # in synchronous rounds, of which no update is late, it averages
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
+    "fedlc": Case(FedLC(finetune_epochs=1)),
+    "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
+    "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
     "scaffold": Case(Scaffold(momentum_on_corrected=True), down=twice, up=twice, private=frozenset({"control"})),
     "feddyn": Case(FedDyn(alpha=0.1), private=frozenset({"displacement"}), averages=False),
     "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
