@@ -55,7 +55,10 @@ class APFL(Averaging):
     )
     adaptive: bool = setting(False, "", "every client trains its own alpha_k with the round's learning rate")
     mix: Literal["weights", "logits"] = setting(
-        "weights", "", "mix the weights (paper), or the logits of the two models (the authors' code)"
+        "weights",
+        "",
+        "mix the weights (paper), or the logits of the two models (the authors' code)",
+        unless={"adaptive and alpha": ((False, 0), (False, 1))},
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

@@ -155,6 +155,10 @@ class Algorithm(BaseModel):
         """
         return None
 
+    def course_of(self, task: Task, round: int, rounds: int) -> Any:
+        """Returns :meth:`course` for a task, on whose architectures it may depend."""
+        return self.course(round, rounds)
+
     def init(self, task: Task, context: RoundContext) -> Tree:
         """The server's tree before round 0."""
         return {"model": task.network.initialize(context.streams.integer("init.global"))}
@@ -209,12 +213,7 @@ class Algorithm(BaseModel):
         return {"global": Predictor.of(server["model"])} if "model" in server else {}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        """Every model of this client worth a row, before any local training (phase ``received``).
-
-        Args:
-            client: the client.
-            server: what :meth:`served` gives it.
-        """
+        """Every model of this client worth a row, given what it is :meth:`served`, before any local training."""
         return self.global_predictors(server, client.task)
 
     async def join(self, client: Client, server: Tree) -> Tree:

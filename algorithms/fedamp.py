@@ -20,6 +20,9 @@ from rayfl.engine.terms import frozen, loss
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, tensors, weighted_sum
 
+_NO_PULL = {"heuristic and proximal_weight": ((True, 0),)}
+"""Beside these, nothing reads alpha."""
+
 
 def attraction(distances: Tensor, own: Sequence[int], sigma: float, alpha: float, clip: bool = True) -> Tensor:
     """xi_ij = alpha A'(||w_i - w_j||^2) with A'(x) = exp(-x / sigma) / sigma, and xi_ii = 1 - sum of the others.
@@ -101,13 +104,21 @@ class FedAMP(Algorithm):
         "1/2 ||.||^2 (paper), or sum of unsquared norms per weight tensor",
         unless={"proximal_weight": (0,)},
     )
-    alpha: float = setting(1e4, "alpha_0", "step of the mixtures, and divisor of the pull", gt=0)
-    alpha_decay: float = setting(0.1, "", "factor on alpha every alpha_every rounds", gt=0, le=1)
-    alpha_every: int = setting(30, "", "rounds between two such factors", ge=1, unless={"alpha_decay": (1,)})
-    alpha_min: float = setting(
-        1.0, "", "alpha stays at this from where it would fall below it", gt=0, unless={"alpha_decay": (1,)}
+    alpha: float = setting(1e4, "alpha_0", "step of the mixtures, and divisor of the pull", gt=0, unless=_NO_PULL)
+    alpha_decay: float = setting(0.1, "", "factor on alpha every alpha_every rounds", gt=0, le=1, unless=_NO_PULL)
+    alpha_every: int = setting(
+        30, "", "rounds between two such factors", ge=1, unless={"alpha_decay": (1,), **_NO_PULL}
     )
-    sigma: float = setting(25.0, "sigma", "sharpness of the weights (heuristic), or scale of distances", ge=0)
+    alpha_min: float = setting(
+        1.0, "", "alpha stays at this from where it would fall below it", gt=0, unless={"alpha_decay": (1,), **_NO_PULL}
+    )
+    sigma: float = setting(
+        25.0,
+        "sigma",
+        "sharpness of the weights (heuristic), or scale of distances",
+        ge=0,
+        unless={"heuristic and self_weight": ((True, 1),)},
+    )
     self_weight: float | None = setting(
         None,
         "xi_ii",

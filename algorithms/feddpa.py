@@ -70,7 +70,13 @@ class FedDPA(Averaging):
         "version T: train the global adapter next to the local one too, which stays as it is meanwhile",
         only={"version": ("T",)},
     )
-    instances: int = setting(5, "S", "training inputs that an input is compared with; all, if there are fewer", ge=1)
+    instances: int = setting(
+        5,
+        "S",
+        "training inputs that an input is compared with; all, if there are fewer",
+        ge=1,
+        unless={"weight_scale": (0,)},
+    )
     weight_scale: float = setting(0.5, "c", "share of the local adapter for an input like these", ge=0, le=1)
 
     def check(self, task: Task, context: RoundContext) -> None:

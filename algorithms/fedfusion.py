@@ -58,6 +58,7 @@ class FedFusion(Averaging):
         ge=0,
         le=1,
         only={"operator": ("multi", "single")},
+        unless={"fusion_lr": (0,)},
     )
     fusion_lr: float | None = setting(
         None, "eta_F", "learning rate of the fusion module; null: that of the model, 0: the module stays as it is", ge=0

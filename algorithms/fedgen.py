@@ -27,6 +27,7 @@ from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
 
 _LEAST, _EPSILON, _SHARE = 1e-4, 1e-5, 0.1
+_NO_TERMS = {"label_weight and feature_weight": ((0, 0),)}
 
 
 def generated(generator: Mapping[str, Any], noise: Tensor, labels: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
@@ -93,9 +94,11 @@ class FedGen(FineTuned):
         unless={"regularized_epochs": (0,)},
     )
     weight_decay_by_round: float = setting(
-        0.98, "", "factor on both weights per round", gt=0, le=1, unless={"regularized_epochs": (0,)}
+        0.98, "", "factor on both weights per round", gt=0, le=1, unless={"regularized_epochs": (0,), **_NO_TERMS}
     )
-    regularized_epochs: int = setting(20, "", "local epochs with these terms; later ones are without", ge=0)
+    regularized_epochs: int = setting(
+        20, "", "local epochs with these terms; later ones are without", ge=0, unless=_NO_TERMS
+    )
     generated_batch: int | None = setting(
         None,
         "",

@@ -72,6 +72,7 @@ class FedKD(Algorithm):
         "",
         "both models go down the sum of the two losses (public code), or each down its own, in which what the other "
         "one computes is a constant",
+        unless={"distillation_weight and hidden_weight": ((0, 0),)},
     )
     kl_reduction: Literal["batch", "elements"] = setting(
         "batch",

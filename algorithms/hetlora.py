@@ -55,7 +55,10 @@ class HetLoRA(SharedRanks):
         "norms", "p_k", "weights of the mean: norms ||B_k A_k||, samples n_k, or all the same; relative to their sum"
     )
     padding: Literal["zeros", "renormalised"] = setting(
-        "zeros", "", "how a rank that some of the clients lack is averaged: they count with zeros, or not at all"
+        "zeros",
+        "",
+        "how a rank that some of the clients lack is averaged: they count with zeros, or not at all",
+        unless={"ranks and kept_share": ((None, 1),)},
     )
     kept_share: float = setting(
         0.99, "gamma", "share of its ranks that a client keeps when it prunes; 1: it never does", gt=0, le=1

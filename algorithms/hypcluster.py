@@ -43,6 +43,7 @@ class HypCluster(FineTuning):
         "",
         "a client takes the model with the least loss on its training samples, or with the highest accuracy on its "
         "validation samples (training samples where it has none)",
+        unless={"clusters": (1,)},
     )
     aggregation: Literal["samples", "uniform"] = setting(
         "samples", "q_k", "weights of a cluster's mean: samples n_k / sum over its clients in the cohort, or uniform"

@@ -65,6 +65,7 @@ class PerFedAvg(Averaging):
         "hf: distance of the two gradients; the smaller, the more digits they lose",
         ge=1e-4,
         only={"version": ("hf",)},
+        unless={"alpha": (0,)},
     )
     adapt_steps: int = setting(1, "", "steps from w to the personalized model", ge=0, unless={"alpha": (0,)})
     adapt_batch: Literal["full", "batch"] = setting(

@@ -77,6 +77,7 @@ class PFedHN(Algorithm):
         "all",
         "",
         "embeddings that weight decay and momentum move: all clients', as in dense SGD, or those of the step's clients",
+        unless={"server_momentum and server_weight_decay": ((0, 0),)},
     )
 
     def remarks(self, context: RoundContext) -> Sequence[str]:

@@ -64,7 +64,10 @@ class SuPerFed(TrainedNewcomers):
         "own", "", "initial w^l: an own draw per client, one draw shared by all, or a copy of the first w^g received"
     )
     lm_lstm_per_layer: bool = setting(
-        False, "", "lm: a coefficient for each of stacked recurrent layers, not for the stack", only={"mode": ("lm",)}
+        False,
+        "",
+        "lm: a coefficient for each of stacked recurrent layers, not for the stack",
+        only={"mode": ("lm",), "fixed_coefficient": (None,)},
     )
     fixed_coefficient: float | None = setting(
         None, "", "use this lambda in every step instead of drawing one (ablations)", ge=0, le=1

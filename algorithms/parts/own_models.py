@@ -51,7 +51,11 @@ class OwnModels(FineTuning):
 
     def course(self, round: int, rounds: int) -> Any:
         """The number of rounds, which is that of the epochs of the first local training where none is given."""
-        return rounds if self.initial_epochs is None and self.initial_architecture == "local" else None
+        return rounds if self.initial_epochs is None and (self.warm or self.initial_architecture == "local") else None
+
+    def course_of(self, task: Task, round: int, rounds: int) -> Any:
+        """See :class:`Algorithm`; without ``warm`` clients train first only to choose among architectures."""
+        return self.course(round, rounds) if self.warm or len(self._considered(task)) > 1 else None
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)

@@ -9,6 +9,9 @@ from pydantic import BaseModel, Field
 
 from rayfl.engine.settings import TrainConfig
 
+TOGETHER = " and "
+"""Between the names of options that have an effect on another one together only."""
+
 
 def setting(
     default: Any,
@@ -26,7 +29,8 @@ def setting(
         symbol: in the paper.
         description: of what it does.
         only: other options, and with which of their values it does that; see :func:`idle_settings`.
-        unless: other options, and with which of their values it has no effect.
+        unless: other options, and with which of their values it has no effect; options that matter only together are
+            one key, joined by `` and ``, whose values are tuples.
         kept: whether what server or clients keep from round to round depends on it, so that a fork cannot change it; an
             option that names a round (0-indexed), if that is so from its start on.
         bounds: as of ``pydantic.Field``.
@@ -70,9 +74,11 @@ def idle_settings(method: BaseModel) -> list[str]:
                 found.append(
                     f"algorithm.{name} has no effect: it is for algorithm.{other}={needed}, and that is {_shown(there)}"
                 )
-        for other, values in extra.get("unless", {}).items():
-            if (there := getattr(method, other)) in values:
-                found.append(f"algorithm.{name} has no effect: algorithm.{other} is {_shown(there)}")
+        for others, values in extra.get("unless", {}).items():
+            there = {other: getattr(method, other) for other in others.split(TOGETHER)}
+            if (tuple(there.values()) if len(there) > 1 else there[others]) in values:
+                listed = TOGETHER.join(f"algorithm.{other} is {_shown(value)}" for other, value in there.items())
+                found.append(f"algorithm.{name} has no effect: {listed}")
     return found
 
 

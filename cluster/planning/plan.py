@@ -183,7 +183,8 @@ def refuse_what_cannot_fit(measured: Measured, sharing: int, on_gpu: bool) -> No
     else:
         needed, limit, having = measured.base_bytes, measured.device_total_bytes, "in all"
     if sharing * needed > limit:
-        fix = "train.batch_size or cluster.actors_per_gpu" if on_gpu else "cluster.num_actors"
+        on_cpus = ", or train on CPUs (cluster.device=cpu)"
+        fix = f"train.batch_size or cluster.actors_per_gpu{on_cpus}" if on_gpu else "cluster.num_actors"
         together = f", {_gib(sharing * needed)} for {sharing}" if sharing > 1 else ""
         raise ResourceError(
             f"needs {_gib(needed)} per actor{together}: {measured.place} has {_gib(limit)} {having}; lower {fix}"

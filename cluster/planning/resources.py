@@ -92,8 +92,8 @@ def plan_actors(
         )
         raise ResourceError(
             f"{wanted} actors with {cpu_share:g} CPUs and {gpu_share:g} GPUs each do not fit: {where} "
-            f"{cpus:g} CPUs and {gpus:g} GPUs, room for {slots}; lower cluster.num_actors or "
-            "cluster.cpus_per_actor, or raise cluster.actors_per_gpu"
+            f"{cpus:g} CPUs and {gpus:g} GPUs, room for {slots}; lower cluster.num_actors or cluster.cpus_per_actor"
+            f"{', raise cluster.actors_per_gpu, or train on CPUs (cluster.device=cpu)' if per_gpu else ''}"
         )
     # A run with a fixed number may go on with fewer actors when nodes leave; one with a range keeps to its minimum.
     goes_on_with = 1 if isinstance(config.num_actors, int) and not pinned else least

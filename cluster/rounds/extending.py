@@ -13,7 +13,6 @@ from algorithms.registry import METHODS, Experiment
 from cluster.rounds.progress import check_same_data, empty_tables
 from rayfl.config.loading import as_recorded, load_config, to_yaml
 from rayfl.config.plain_yaml import read_yaml
-from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.storage.run_folder import CONFIG, input_digests
@@ -50,7 +49,7 @@ def extend(parts: Parts) -> list[str]:
     if manifest is not None:
         _, recorded = PartedTable.restored(parts.commits, manifest, "rounds")
         check_same_data(recorded, empty_tables(parts), storage.uri)
-    _check_course(config, storage.uri, before, done)
+    _check_course(parts, before, done)
     _stamp(parts, {stored.fingerprint(), config.fingerprint()})
     written = to_yaml(config).encode()
     for place in (parts.copy, storage):
@@ -59,8 +58,9 @@ def extend(parts: Parts) -> list[str]:
     return [f"{storage.uri} had {before} rounds, of which {done} are done, and has {rounds} now"]
 
 
-def _check_course(config: ExperimentConfig, uri: str, before: int, done: int) -> None:
+def _check_course(parts: Parts, before: int, done: int) -> None:
     """Refuses where a round that is done depends on how many there are; warns where nobody knows."""
+    config, uri = parts.config, parts.storage.uri
     method, train, rounds = config.algorithm, config.train, config.train.rounds
     known: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
         f"the learning rate (train.schedule={train.schedule.name})" if train.schedule else "the learning rate": (
@@ -68,8 +68,8 @@ def _check_course(config: ExperimentConfig, uri: str, before: int, done: int) ->
             train.lr_in,
         ),
         f"the part of algorithm={method.name} that goes by train.rounds": (
-            lambda round: method.course(round, before),
-            lambda round: method.course(round, rounds),
+            lambda round: method.course_of(parts.task, round, before),
+            lambda round: method.course_of(parts.task, round, rounds),
         ),
     }
     for what, (old, new) in known.items():

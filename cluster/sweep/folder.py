@@ -12,7 +12,7 @@ import yaml
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
-from rayfl.results.schemas import ROUNDS_SCHEMA
+from rayfl.results.schemas import METRICS, ROUNDS_SCHEMA
 from rayfl.storage.own_files import is_temporary
 from rayfl.storage.tables import read_whole, to_parquet
 from rayfl.sweeps.measures import Measure
@@ -65,21 +65,26 @@ def write_stopped(sweep: Sweep, stopped: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True)
 class Committed:
-    """The committed rounds of an experiment, its table of summaries, and the problem with its folder if any."""
+    """The committed rounds of an experiment, its tables, and the problem with its folder if any.
+
+    The table of clients is there only if it was asked for.
+    """
 
     rounds: int = 0
     table: pa.Table = field(default_factory=ROUNDS_SCHEMA.empty_table)
     problem: str = ""
+    clients: pa.Table | None = None
 
 
-def committed(trial: Trial) -> Committed:
+def committed(trial: Trial, with_clients: bool = False) -> Committed:
     """Returns what one experiment has committed; a damaged folder is reported, not raised."""
     store = Parts(trial.config).commits
     try:
         manifest = store.latest()
         if manifest is None:
             return Committed()
-        return Committed(manifest.rounds_completed, read_whole(store, manifest, "rounds"))
+        clients = read_whole(store, manifest, "clients") if with_clients else None
+        return Committed(manifest.rounds_completed, read_whole(store, manifest, "rounds"), clients=clients)
     except RunError as error:
         return Committed(problem=str(error))
 
@@ -90,12 +95,12 @@ def write_tables(
     """Writes and returns the tables of the whole sweep (trials, groups), from what is on storage."""
     rows = []
     for trial in sweep.trials:
-        found = committed(trial)
+        found = committed(trial, with_clients=measure.metric not in METRICS)
         reason = failures.get(trial.name, "") or found.problem
         status = FINISHED if found.rounds == trial.config.train.rounds else "unfinished"
         if status != FINISHED:
             status = "failed" if reason else "stopped" if trial.name in stopped else status
-        values = measure.summary(found.table, trial.config.algorithm)
+        values = measure.summary(found.table, trial.config.algorithm, found.clients)
         row = {"trial": trial.name, "status": status, "reason": reason, "rounds": found.rounds, "point": trial.point}
         rows.append({**row, **values})
     trials = trials_table(rows, sweep.varied, measure)

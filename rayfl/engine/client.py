@@ -178,7 +178,7 @@ class Client:
         Raises:
             MethodError: when ``momentum``, here or in a group, is given for what is trained by Adam, or ``groups`` or
                 ``keep_optimizer`` names what ``trainable`` does not have, or ``draw`` returns too few or many entries,
-                or Adam would go on with the number of steps of other tensors (see ``stream``).
+                or the optimizer is kept where the stream's last pass has trained other tensors (see ``stream``).
         """
         train = self.context.train if settings is None else settings
         samples = self._training(examples)

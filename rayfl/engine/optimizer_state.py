@@ -23,19 +23,23 @@ def with_optimizer(state: Tree, request: TrainRequest, stream: str, task: Task) 
         task: what is learned.
 
     Raises:
-        MethodError: when Adam would go on with the number of steps of other tensors.
+        MethodError: when the stream's last pass has trained other tensors, whose optimizer would be lost, and whose
+            number of steps Adam would go on with.
     """
     stored = state.get("optimizer", {}).get(_pass_name(stream), {})
     moved = moved_paths(request.trainable, task)
     rules = {path: rule_of(path, request.rule, request.groups) for path in moved}
     kept = OptimizerState.of(stored, {name for rule in set(rules.values()) for name in rule.slots})
-    counted = {path for path, rule in rules.items() if rule.optimizer != "sgd"}
+    keeping = {path for path, rule in rules.items() if rule.slots}
+    counted = {path for path in keeping if rules[path].optimizer != "sgd"}
     known = {path for slot in kept.slots.values() for path in slot}
-    if new := set(map(key_of, counted)) & set(map(key_of, known)) - set(map(key_of, counted & known)):
+    new = set(map(key_of, counted)) & set(map(key_of, known)) - set(map(key_of, counted & known))
+    if new or (known and keeping and not keeping & known):
         raise MethodError(
-            f"a pass trains none of the tensors that the last pass of its stream has trained under {min(new)!r}, but "
-            "would go on with their number of steps, and drop what is kept of them: give it a stream of its own, such "
-            "as stream='.second'"
+            "a pass trains none of the tensors that the last pass of its stream has trained"
+            f"{''.join(f' under {key!r}' for key in sorted(new)[:1] if key)}, and would drop what the optimizer has "
+            "kept of them (and Adam would go on with their number of steps): give it a stream of its own, such as "
+            "stream='.second'"
         )
     return replace(request, optimizer_state=kept)
 

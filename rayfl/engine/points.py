@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from rayfl.engine.numbers import Factor, Read, evaluated
+from rayfl.errors import MethodError
 from rayfl.params import Tree, leaves, map_leaves
 
 TRAINED = ""
@@ -138,9 +139,20 @@ class Line(Point):
     buffers_of: str | None = None
 
     def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
-        """See :class:`Point`."""
+        """See :class:`Point`.
+
+        Raises:
+            MethodError: when tensors between which it mixes differ in shape.
+        """
         names = scope.task.network.parameter_names
         grouped = [names] if self.groups is None else self.groups(scope.task)
+        one, other = (dict(leaves(scope.tree(name))) for name in (self.start, self.end))
+        for name in (name for names in grouped for name in names if name in one and name in other):
+            if one[name].shape != other[name].shape:
+                raise MethodError(
+                    f"line({bare(self.start)!r}, {bare(self.end)!r}) needs equal shapes, but {name!r} has shape "
+                    f"{tuple(one[name].shape)} here and {tuple(other[name].shape)} there"
+                )
         return {name: [Share(self.start, name)] for name in names} | {
             name: [
                 Share(self.start, name, 1 - self.coefficient, None, None if self.groups is None else group),

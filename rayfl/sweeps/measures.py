@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayfl.errors import ConfigError
 from rayfl.metrics import CLASSIFICATION, Metric, first_best
@@ -92,23 +95,37 @@ class Measure:
         row = self.row(rows, algorithm, self.judge)
         return None if row is None or row[self.metric] is None else float(row[self.metric])
 
-    def summary(self, rounds: pa.Table, algorithm: Any) -> dict[str, Any]:
+    def summary(self, rounds: pa.Table, algorithm: Any, clients: pa.Table | None = None) -> dict[str, Any]:
         """The model's metrics after the last evaluation of all clients: ``test_top1``, ``validation_loss``, ...
 
-        ``clients`` is K; ``test_clients`` how many of them the metrics are about, and ``test_top1_std_over_clients``
-        the population standard deviation over these.
+        ``clients`` is K; ``test_clients`` how many of them have samples (and, given their rows, the metric by which
+        experiments are compared), and ``test_top1_std_over_clients`` the population standard deviation over these.
+
+        Args:
+            rounds: the experiment's summaries (``rayfl.results.schemas.ROUNDS_SCHEMA``).
+            algorithm: the method.
+            clients: the experiment's rows of clients; None where the metric is defined for every client with samples.
         """
         by_round = evaluations(rounds.to_pylist())
         last = by_round[max(by_round)] if by_round else []
         found: dict[str, Any] = {"clients": recorded_clients(rounds)}
         for split in ("validation", "test"):
             row = self.row(last, algorithm, split)
-            found[f"{split}_clients"] = None if row is None else row["clients"]
+            found[f"{split}_clients"] = None if row is None else row["clients"] - self._undefined(row, clients)
             for metric in self.columns:
                 name = f"{split}_{metric}"
                 found[name] = None if row is None else row.get(metric)
                 found[f"{name}_std_over_clients"] = None if row is None else row.get(f"{metric}_std")
         return found
+
+    def _undefined(self, row: Mapping[str, Any], clients: pa.Table | None) -> int:
+        """Returns for how many of a summary's clients the metric is undefined; 0 where each has a model of its own."""
+        model = row.get("choice") if row["selected_on"] else row["model"]
+        if clients is None or not model:
+            return 0
+        key = {name: row[name] for name in ("round", "cohort", "phase", "split")}
+        own = reduce(and_, (pc.field(name) == value for name, value in {**key, "model": model}.items()))
+        return int(clients.filter(own)[self.metric].null_count)
 
 
 def evaluations(rows: Iterable[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:

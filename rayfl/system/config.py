@@ -81,7 +81,10 @@ class Waiting(_Options):
         "(FedScale uses 1.3)",
     )
     deadline_s: float | None = Field(
-        None, gt=0, description="simulated seconds after which the server no longer waits; null: it waits for all"
+        None,
+        gt=0,
+        le=1e12,  # more would overflow the clock's microseconds
+        description="simulated seconds after which the server no longer waits; null: it waits for all",
     )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="probability that a client that was asked never answers in that round"

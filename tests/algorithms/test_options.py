@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 from torch import Tensor
 
+from algorithms.parts.settings import TOGETHER
 from algorithms.registry import METHODS
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import RayflError
@@ -125,15 +126,18 @@ PERMISSIONS = {("pfedme", "momentum_on_personal"), ("scaffold", "momentum_on_cor
 """Options without which momentum is refused, and which do nothing more."""
 
 
-def declared(name: str) -> Iterator[tuple[str, str, Any]]:
-    """Options of a method, with another one's value beside which each has no effect."""
+def declared(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Options of a method, with values of others beside which each has no effect."""
     for option, field in METHODS[name].model_fields.items():
         extra: Any = field.json_schema_extra or {}
-        for other, values in extra.get("unless", {}).items():
-            yield from ((option, other, value) for value in values)
+        for others, values in extra.get("unless", {}).items():
+            names = others.split(TOGETHER)
+            yield from (
+                (option, dict(zip(names, value if len(names) > 1 else [value], strict=True))) for value in values
+            )
         for other, values in extra.get("only", {}).items():
             annotation = METHODS[name].model_fields[other].annotation
-            yield from ((option, other, value) for value in choices(annotation) if value not in values)
+            yield from ((option, {other: value}) for value in choices(annotation) if value not in values)
 
 
 def choices(annotation: Any) -> list[Any]:
@@ -262,17 +266,19 @@ def test_every_option_has_an_effect(name: str, option: str) -> None:
 
 
 IDLE = [
-    pytest.param(name, option, other, value, id=f"{name}-{option}-{other}={value}")
+    pytest.param(
+        name, option, beside, id="-".join([name, option, *(f"{key}={value}" for key, value in beside.items())])
+    )
     for name in METHODS
-    for option, other, value in declared(name)
+    for option, beside in declared(name)
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "option", "other", "value"), IDLE)
-def test_what_is_said_to_have_no_effect_has_none(name: str, option: str, other: str, value: Any) -> None:
-    settings = {**BASES.get(name, {}), other: value}
-    if option.startswith("finetune_") and other != "finetune_epochs":
+@pytest.mark.parametrize(("name", "option", "beside"), IDLE)
+def test_what_is_said_to_have_no_effect_has_none(name: str, option: str, beside: dict[str, Any]) -> None:
+    settings = {**BASES.get(name, {}), **beside}
+    if option.startswith("finetune_") and "finetune_epochs" not in beside:
         settings["finetune_epochs"] = 1
     settings.pop(option, None)
     before = run(name, option, settings)

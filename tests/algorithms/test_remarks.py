@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 import rayfl
 from algorithms import registry
+from algorithms.parts.settings import TOGETHER
 from algorithms.scaffold import Scaffold
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
@@ -108,6 +109,12 @@ def test_one_cluster_by_choice_needs_no_remark(tmp_path: Path, caplog: pytest.Lo
             "algorithm.penalty_half has no effect: algorithm.relation_penalty is 0",
         ),
         (
+            "fedkd",
+            {"mutual": "separate", "distillation_weight": 0, "hidden_weight": 0},
+            {"hidden_weight": 0.5},
+            "algorithm.distillation_weight is 0.0 and algorithm.hidden_weight is 0.0",
+        ),
+        (
             "floco",
             {"radius": 0.5, "simplex_dimension": 0, "assignment_round": 100},
             {"simplex_dimension": 2},
@@ -134,6 +141,8 @@ def test_options_that_settings_depend_on_are_there() -> None:
         for name, field in method.model_fields.items():
             extra: Any = field.json_schema_extra or {}
             for other, values in [*extra.get("only", {}).items(), *extra.get("unless", {}).items()]:
+                names = other.split(TOGETHER)
                 for value in values:
-                    adapted = TypeAdapter(method.model_fields[other].annotation)
-                    assert adapted.validate_python(value) == value, (method, name)
+                    for one, its in zip(names, value if len(names) > 1 else [value], strict=True):
+                        adapted = TypeAdapter(method.model_fields[one].annotation)
+                        assert adapted.validate_python(its) == its, (method, name)

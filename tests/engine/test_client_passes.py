@@ -17,7 +17,7 @@ from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.trampoline import run_procedures
 from rayfl.errors import MethodError
 from rayfl.models.base import Network
-from rayfl.params import Tree, squared_distance
+from rayfl.params import Tree, leaves, squared_distance
 from tests.support.client_passes import TASK, clients, trained
 from tests.support.problems import CPU, Dropping, cross_entropy
 from tests.support.toys import assert_close, assert_equal
@@ -82,20 +82,24 @@ def test_adam_is_kept_of_tensors_that_are_named(mode: str) -> None:
 
 @MODES
 @pytest.mark.parametrize("own", [True, False])
-def test_adams_steps_are_not_those_of_other_tensors(mode: str, own: bool) -> None:
-    """Head, then body: the second pass needs a stream of its own."""
+@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("train", [{"optimizer": "adam", "momentum": 0.0}, {"momentum": 0.9}], ids=["adam", "sgd"])
+def test_an_optimizer_is_not_that_of_other_tensors(train: dict[str, Any], keys: bool, own: bool, mode: str) -> None:
+    """Head, then body: the second pass needs a stream of its own, or what is kept of the head would be lost."""
     model = TASK.network.initialize(0)
-    head, body = ({n: leaf for n, leaf in model.items() if n.startswith(part)} for part in ("head", "inner"))
+    parts = [{n: leaf for n, leaf in model.items() if n.startswith(part)} for part in ("head", "inner")]
+    head, body = ({str(place): part} if keys else part for place, part in enumerate(parts))
 
     def objective(part: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        return cross_entropy({**frozen, **part}, batch, task, None, None)
+        named = {path.rpartition("/")[2]: leaf for path, leaf in leaves({**frozen, **part})}
+        return cross_entropy(named, batch, task, None, None)
 
     async def passes(client: Client) -> Tree:
         trained = await client.train(head, objective, frozen=body, keep_optimizer=True)
         return await client.train(body, objective, frozen=trained, keep_optimizer=True, stream=".body" if own else "")
 
     engine = Engine(TASK, CPU, EngineConfig(mode=mode, width=4))  # type: ignore[arg-type]
-    procedures = {k: passes(client) for k, client in clients(optimizer="adam", momentum=0.0).items()}
+    procedures = {k: passes(client) for k, client in clients(**train).items()}
     for found in run_procedures(procedures, engine).values():
         assert isinstance(found, dict if own else MethodError)
         assert own or "stream of its own" in str(found)

@@ -13,7 +13,7 @@ import torch
 from rayfl.engine import looped, vectorized
 from rayfl.engine.classification import Classification
 from rayfl.engine.optimizers import OptimizerState, ParameterGroup, Rule
-from rayfl.engine.points import line
+from rayfl.engine.points import TRAINED, line
 from rayfl.engine.precision import arithmetic
 from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_terms import StackedTerms
@@ -162,15 +162,24 @@ def test_what_is_no_matrix_is_differentiated_whole(programs: list[StepMatrices])
     assert not programs
 
 
+@pytest.mark.parametrize(
+    ("objective", "named"),
+    [
+        (loss() + squared_distance(TRAINED, "received"), "squared_distance"),
+        (loss(line(TRAINED, "received", 0.5)), "line"),
+    ],
+    ids=["penalty", "line"],
+)
 @pytest.mark.parametrize("rule", [Rule(0.05), Rule(0.05, optimizer="adam")], ids=["products", "autograd"])
-def test_a_penalty_between_unlike_shapes_is_refused(rule: Rule, programs: list[StepMatrices]) -> None:
+def test_unlike_shapes_are_refused(rule: Rule, objective: Sum, named: str, programs: list[StepMatrices]) -> None:
     network = Network(lambda: TwoNN(hidden=(20, 20)).build(IMAGE))
     task, requests = Classification(network), made(network, "proximal", rule, torch.float32)
     requests = [
-        replace(one, frozen={"received": {name: leaf[:1] for name, leaf in one.trainable.items()}}) for one in requests
+        replace(one, frozen={"received": {n: leaf[:1] for n, leaf in one.trainable.items()}}, objective=objective)
+        for one in requests
     ]
     for fails in (lambda: vectorized.train(requests, task, CPU), lambda: looped.train(requests[0], task, CPU)):
-        with pytest.raises(MethodError, match=r"_distance\('', 'received'\) .* has shape \(20, 36\) .* \(1, 36\)"):
+        with pytest.raises(MethodError, match=rf"{named}\('', 'received'\) .* has shape \(20, 36\) .* \(1, 36\)"):
             fails()
     assert not programs
 

@@ -77,6 +77,17 @@ def test_the_summary_is_of_the_last_evaluation() -> None:
     assert sorted(evaluations(rows)) == [2, 4]
 
 
+def test_clients_are_those_for_which_the_metric_is_defined() -> None:
+    rows = [row("lambda=best", "test", 0.6, "validation", choice="lambda=0.5"), row("lambda=0.5", "validation", 0.8)]
+    key = {"round": 4, "cohort": "all", "phase": "received", "model": "lambda=0.5"}
+    clients = [{**key, "split": "test", "client": k, "auroc": value} for k, value in enumerate([0.7, None])]
+    clients += [{**key, "split": "validation", "client": 0, "auroc": 0.5}, {**clients[0], "round": 2, "auroc": None}]
+    rounds, tables = (pa.Table.from_pylist(one) for one in (rows, clients))
+    summary = Measure("auroc").summary(rounds, MIXED, tables)
+    assert (summary["test_clients"], summary["validation_clients"]) == (1, 2)
+    assert Measure("auroc").summary(rounds, MIXED)["test_clients"] == 2
+
+
 def test_less_loss_is_better() -> None:
     assert (Measure("top1").mode, Measure("top5").mode) == ("max", "max")
     assert {Measure(metric).mode for metric in ("loss", "ece", "mce")} == {"min"}  # type: ignore[arg-type]

@@ -129,6 +129,11 @@ def test_the_table_has_all_that_was_simulated(tmp_path: Path) -> None:
     assert table.column("availability").to_pylist() == [0.5, 1.0]
 
 
+def test_a_deadline_fits_the_clock() -> None:
+    with pytest.raises(ValidationError, match=r"(?s)deadline_s.*less than or equal to 1000000000000"):
+        make(1, name="sampled", deadline_s=1e305)
+
+
 def test_distributions_are_checked() -> None:
     with pytest.raises(ValidationError, match="above high"):
         make(1, name="sampled", computation={"name": "uniform", "low": 2, "high": 1})

@@ -159,7 +159,7 @@ def test_a_device_too_small_for_a_client_is_named(
 
     monkeypatch.setattr(vectorized, "train", full)
     monkeypatch.setattr("rayfl.engine.looped.train", full)
-    wanted = r"node x has 8\.0 GiB for this run, too little for one client at a time .*train\.batch_size"
+    wanted = r"node x has 8\.0 GiB for this run, too little for one client at a time .*train\.batch_size.*device=cpu"
     with pytest.raises(ResourceError, match=wanted):
         measured(experiment(tmp_path, mode=mode))
 

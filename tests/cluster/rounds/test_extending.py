@@ -123,6 +123,18 @@ def test_what_goes_by_fractions_of_the_rounds_is_refused(
     assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["rounds"] == 4
 
 
+def test_fedme_is_extended_unless_clients_have_trained_first(tmp_path: Path) -> None:
+    def run(name: str, rounds: int, **options: Any) -> Path:
+        content = {**experiment(tmp_path, "fedme", rounds, name), "model": {"name": "two_nn", "hidden": [12]}}
+        return Path(rayfl.run({**content, "algorithm": {"name": "fedme", "model_clustering": False, **options}}).path)
+
+    folder = run("extended", 1)
+    rayfl.run(folder, train__rounds=2)
+    assert_extended(outcome(folder), outcome(run("whole", 2)), 1)
+    with pytest.raises(RunError, match=r"algorithm=fedme .* another in round 1, 2 in place of 1"):
+        rayfl.run(run("warm", 1, warm=True, initial_architecture=0), train__rounds=2)
+
+
 @pytest.mark.parametrize("schedule", [{"name": "step", "every": 3}, {"name": "exponential", "factor": 0.9}])
 def test_schedules_by_rounds_are_extended(tmp_path: Path, schedule: dict[str, Any]) -> None:
     def run(name: str, rounds: int) -> Path:
