@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def test_every_preset_is_valid_and_survives_a_round_trip_through_yaml(preset: st
     again = load_config(Experiment, file, [])
     assert again == config
     assert again.fingerprint() == config.fingerprint()
+    assert pickle.loads(pickle.dumps(config)) == config  # notebooks keep results so
 
 
 def test_no_source_is_the_quickstart() -> None:
