@@ -148,3 +148,5 @@ METHODS: dict[str, type[Algorithm]] = {
 
 Experiment = experiment_schema(list(METHODS.values()), Algorithm, check_method)
 """The configuration class of experiments with any of these methods."""
+
+Experiment.__module__ = __name__  # where pickle finds it

@@ -30,7 +30,7 @@ from cluster.rounds.driver import Driver
 from cluster.rounds.extending import extend
 from cluster.rounds.interrupts import StopRequest, stop_requests
 from cluster.rounds.listeners import end_listeners, tracking_listeners
-from cluster.rounds.log_file import buffered_log, log_file
+from cluster.rounds.log_file import buffered_log, log_file, warnings_shown
 from cluster.rounds.progress import Progress, empty_tables
 from cluster.rounds.recorder import Recorder
 from cluster.rounds.session import ray_session
@@ -40,7 +40,7 @@ from rayfl.config.overrides import refuse_undone
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.assignment import to_parquet
 from rayfl.engine.precision import arithmetic
-from rayfl.errors import ResourceError, RunError
+from rayfl.errors import ConfigError, ResourceError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
 from rayfl.runs.folder import is_run_folder, reopened
@@ -66,6 +66,9 @@ def run(
         callbacks: listeners, in addition to those that the configuration asks for.
         **overrides: values by dotted path; write ``train__rounds=10`` or pass ``**{"train.rounds": 10}``.
 
+    Warnings go to standard error, or to where the program's ``logging`` sends them, and to ``rayfl.log`` in the run's
+    folder.
+
     Returns:
         The tables of the whole run, also when it was finished before.
 
@@ -74,9 +77,18 @@ def run(
     """
     settings = {path.replace("__", "."): value for path, value in overrides.items()}
     refuse_undone(list(settings.items()))
-    if is_run_folder(config):
-        return run_config(reopened(str(config), Experiment, settings), callbacks, extends=True)
-    return run_config(load_config(Experiment, config, settings), callbacks)
+    _check_callbacks(callbacks)
+    with warnings_shown():
+        if is_run_folder(config):
+            return run_config(reopened(str(config), Experiment, settings), callbacks, extends=True)
+        return run_config(load_config(Experiment, config, settings), callbacks)
+
+
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    given = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    wrong = [callback for callback in given if not isinstance(callback, Callback)]
+    if wrong or given is not callbacks:
+        raise ConfigError(f"callbacks is {callbacks!r}; needed is a list of objects whose class is a rayfl.Callback")
 
 
 def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = (), extends: bool = False) -> Result:

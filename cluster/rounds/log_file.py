@@ -38,6 +38,25 @@ class _LogFile(logging.FileHandler):
 
 
 @contextmanager
+def warnings_shown() -> Iterator[None]:
+    """Shows warnings on standard error in a program that does not configure logging.
+
+    Python does so by itself only where there is no handler, and a run's log file is one.
+    """
+    if _log.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(VisibleFormatter("%(levelname)s: %(message)s"))
+    _log.addHandler(handler)
+    try:
+        yield
+    finally:
+        _log.removeHandler(handler)
+
+
+@contextmanager
 def buffered_log() -> Iterator[MemoryHandler]:
     """Buffers log lines until the run's folder is checked and its log file can be opened."""
     handler = MemoryHandler(capacity=sys.maxsize)

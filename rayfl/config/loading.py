@@ -72,6 +72,12 @@ def load_config(
     }
     if wrong:
         raise ConfigError(problems(place, wrong))
+    here = [name for name in names_in(values) if name.startswith("__main__:")]
+    if here and config.cluster.backend == "ray":
+        raise ConfigError(
+            f"{', '.join(here)} is code of a notebook or script, which actors cannot import: save it in a file "
+            "my_module.py in the current folder and name it my_module:NAME, or set cluster.backend=inline"
+        )
     found = {"init": settled(config.init), "model": config.model.settled(), "dataset": config.dataset.settled()}
     same = all(value is getattr(config, key) for key, value in found.items())
     return config if same else config.model_copy(update=found)
@@ -177,6 +183,13 @@ def _parse_yaml(text: str, place: str) -> dict[str, Any]:
 
 def _expanded(key: str, value: Any) -> Any:
     """``algorithm: floco`` means ``algorithm: {name: floco}``."""
+    if key in _NAMED_SECTIONS and callable(value):
+        name = getattr(value, "__name__", type(value).__name__)
+        raise ConfigError(
+            f"{key} is the object {name} itself, but every process has to import it: save it in a file, or a function "
+            f"that makes it, and give its name as a text, such as {key}='my_module:{name}' for my_module.py in the "
+            "current folder"
+        )
     return {"name": value} if key in _NAMED_SECTIONS and isinstance(value, str) else value
 
 

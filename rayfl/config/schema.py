@@ -82,6 +82,11 @@ class ExperimentConfig(Section):
     methods: ClassVar[tuple[type[BaseModel], ...]] = ()
     method_base: ClassVar[type[BaseModel]] = BaseModel
     check_method: ClassVar[Callable[[Any], None]] = lambda method: None
+    without_own: ClassVar[type[ExperimentConfig] | None] = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the values: where they are read, the class may have to be made for a user's own method."""
+        return _of_values, (self.without_own or type(self), self.model_dump(mode="json"))
 
     @field_validator("model", mode="before")
     @classmethod
@@ -175,7 +180,13 @@ def _with_users_method(schema: type[ExperimentConfig], path: str, found: type[Ba
     """``schema`` with one more method, the class ``module:Class`` under that name in place of its own."""
     label: Any = Literal[path]
     own: type[BaseModel] = create_model(found.__name__, __base__=found, __doc__=found.__doc__, name=(label, path))
-    return experiment_schema([*schema.methods, own], schema.method_base, schema.check_method)
+    made = experiment_schema([*schema.methods, own], schema.method_base, schema.check_method)
+    made.without_own = schema.without_own or schema
+    return made
+
+
+def _of_values(schema: type[ExperimentConfig], content: dict[str, Any]) -> ExperimentConfig:
+    return schema.knowing(content).model_validate(content)
 
 
 def experiment_schema(

@@ -48,8 +48,9 @@ class Result:
             RunError: there is no such column or row; says which there are.
         """
         name = metric or metrics_of(self.rounds)[0].name
-        if name not in self.rounds.column_names:
-            raise RunError(f"{self.path}: there is no column {name!r}; there are {', '.join(self.rounds.column_names)}")
+        numbers = [field.name for field in self.rounds.schema if not pa.types.is_string(field.type)]
+        if name not in numbers:
+            raise RunError(f"{self.path}: there is no metric {name!r}; there are {', '.join(numbers)}")
         own = PersonalizedRows.recorded(self.rounds) or PersonalizedRows.of(self.config.algorithm)
         rows = [
             row

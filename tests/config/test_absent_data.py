@@ -40,3 +40,15 @@ def test_absent_data_are_named_with_the_command_that_gets_them(
     assert f"{data}/" in said
     assert re.search(r"`rayfl data [a-z-]+ [^`]+`", said) or all(part in said for part in OWN)
     assert not runs.exists() and not list(data.iterdir())
+
+
+def test_a_relative_path_is_named_with_both_folders_it_may_lie_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    for dataset in ({"name": "parquet", "path": "f/mine.csv"}, {"name": "huggingface", "path": "f/mine.csv"}):
+        with pytest.raises(DataError) as caught:
+            rayfl.run("quickstart", dataset=dataset, storage_path=str(tmp_path / "runs"))
+        assert f"{tmp_path}/data/f/mine.csv" in str(caught.value)
+        assert f"nor is it in the current folder {tmp_path}" in str(caught.value)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from algorithms.floco import Floco
 from algorithms.registry import Experiment
@@ -34,6 +36,7 @@ def test_every_preset_is_valid_and_survives_a_round_trip_through_yaml(preset: st
     again = load_config(Experiment, file, [])
     assert again == config
     assert again.fingerprint() == config.fingerprint()
+    assert pickle.loads(pickle.dumps(config)) == config  # notebooks keep results so
 
 
 def test_no_source_is_the_quickstart() -> None:
@@ -214,3 +217,13 @@ def flat(content: Any, place: str = "") -> dict[str, Any]:
     if not isinstance(content, dict):
         return {place: content}
     return {path: value for key in content for path, value in flat(content[key], f"{place}.{key}".lstrip(".")).items()}
+
+
+def test_code_that_actors_cannot_import_is_refused_with_the_way_to_name_it() -> None:
+    for section, given in {"algorithm": Floco, "model": torch.nn.Linear(2, 2), "dataset": problems}.items():
+        said = problems(MINIMAL | {section: given})
+        assert said.startswith(f"{section} is the object ") and f"{section}='my_module:" in said
+    said = problems(MINIMAL | {"dataset": "__main__:cells"})
+    assert "__main__:cells is code of a notebook or script, which actors cannot import" in said
+    inline = load_config(Experiment, MINIMAL | {"dataset": "__main__:cells"}, ["cluster.backend=inline"])
+    assert inline.cluster.backend == "inline"

@@ -66,6 +66,7 @@ def test_a_whole_data_set_is_used_as_it_is() -> None:
         ("failing", DataError, r"own_data:failing fails: KeyError: 'no such thing'"),
         ("nothing", DataError, "returned a NoneType; needed are"),
         ("bad_x", DataError, "x has the type int64"),
+        ("of_no_samples", DataError, r"x has the shape \(0, 4\): there are no samples"),
         ("bad_y", DataError, r"y has the type int64 and the shape \(3,\)"),
         ("bad_classes", DataError, "num_classes is 0"),
         ("bad_labels", DataError, r"bad_labels: y of sample 0 is 5, but with num_classes=2 .*labels=renumbered"),
@@ -81,6 +82,12 @@ def test_a_whole_data_set_is_used_as_it_is() -> None:
 def test_a_function_that_does_not_fit(name: str, error: type[RayflError], message: str) -> None:
     with pytest.raises(error, match=message):
         opened(own(name))
+
+
+def test_tensors_of_a_network_are_taken_as_they_are() -> None:
+    dataset = opened(own("of_a_network"))
+    rows = np.concatenate([dataset.load(client)[split].x for client in range(4) for split in SPLITS])
+    assert sorted(rows.ravel().tolist()) == list(range(24)) and not dataset.load(0)["train"].x.requires_grad
 
 
 def test_tokens_with_lengths_are_filled_up_with_a_token_of_their_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ def test_actors_build_the_class_from_plain_data(folder: Path) -> None:
     config = load_config(Experiment, "quickstart", ["algorithm=remembering:Remembering"])
     plain = config.model_dump(mode="json")
     assert Experiment.knowing(plain).model_validate(plain) == config
+    assert pickle.loads(pickle.dumps(config)) == config
     assert load_config(Experiment, _written(folder, to_yaml(config)), []) == config
 
 

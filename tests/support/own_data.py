@@ -114,3 +114,13 @@ def three_inputs(streams: RandomStreams) -> tuple[Any, ...]:
 
 def left_padded(streams: RandomStreams) -> tuple[Any, ...]:
     return np.array([[0, 0, 3], [0, 2, 1], [4, 2, 0]] * 4), np.array([0, 1, 0] * 4), 2
+
+
+def of_no_samples(seed: int) -> Any:
+    return np.zeros((0, 4)), np.zeros(0, int), 2
+
+
+def of_a_network(seed: int) -> Any:
+    """Features that a network has computed are tensors that autograd follows, in its precision."""
+    x = torch.arange(24.0).reshape(12, 2).requires_grad_()
+    return x.to(torch.bfloat16), torch.arange(12) % 3, 3

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 import cluster.rounds.log_file
 import rayfl
 from cluster.rounds.log_file import buffered_log, log_file
-from rayfl.errors import RunError
+from rayfl.errors import ConfigError, RunError
 from rayfl.runs.verification import verify
 from rayfl.storage.files import Storage
 from rayfl.tracking.callback import Callback
@@ -161,6 +161,23 @@ def test_listeners_of_the_user_still_end_a_run(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="No space left"):
         rayfl.run(experiment(tmp_path, tensorboard=False), callbacks=[Mine()])
+
+
+@pytest.mark.parametrize("given", [print, [print], Callback, Callback()])
+def test_what_is_no_list_of_callbacks_is_refused_before_the_start(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needed is a list of objects whose class is a rayfl\.Callback"):
+        rayfl.run(experiment(tmp_path), callbacks=given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_warnings_are_shown_in_a_program_that_configures_no_logging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rayfl"), "propagate", False)  # pytest's handlers are the root's
+    config = experiment(tmp_path, tensorboard=False)
+    rayfl.run(config | {"train": config["train"] | {"rounds": 1, "schedule": {"name": "linear", "warmup": 1}}})
+    assert "WARNING: train.schedule: the warm-up" in capsys.readouterr().err
+    assert not logging.getLogger("rayfl").handlers
 
 
 def test_results_are_whole_again_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_a_result_has_the_personalized_models_score() -> None:
     """That of the model chosen on validation data (6 of 10), not of the best on test data (9 of 10)."""
     _, whole = summary(tables(1))
     assert whole.score() == pytest.approx(0.6) and whole.score("loss") > 0
-    with pytest.raises(RunError, match="there is no column 'accuracy'; there are round, split"):
+    with pytest.raises(RunError, match="there is no metric 'accuracy'; there are round, clients, n, loss"):
         whole.score("accuracy")
     with pytest.raises(RunError, match="no evaluation has top1 of personalized on test data"):
         summary(tables(1), "algorithm=ditto")[1].score()

@@ -14,7 +14,7 @@ from rayfl.data.sources.column_tables import Missing
 from rayfl.data.sources.columns import Rows, read_rows
 from rayfl.data.sources.copied import CopiedSource
 from rayfl.data.sources.pooled_file import Part
-from rayfl.data.sources.remarks import Remark, on_columns, on_texts, remarks_on
+from rayfl.data.sources.remarks import Remark, on_categories, on_columns, on_labels, on_texts, remarks_on
 from rayfl.data.sources.table_files import NamedTable
 from rayfl.data.sources.targets import IGNORE, WANTED, check_counted
 from rayfl.data.sources.targets import Wanted as TargetOption
@@ -181,9 +181,12 @@ class ColumnSource(CopiedSource):
             if self.tokenizer in LEARNED and not divided and self.part != "test":
                 found.append(_on_held_out(self.tokenizer))
             return found
-        if self._learns not in _CLASSES or rows.table is not None:
-            return on_columns(rows.unused)
+        found = [*on_columns(rows.unused), *([] if rows.table is None else on_categories(rows.table))]
+        if self._learns not in _CLASSES:
+            return found
         counted = self.num_classes is None and rows.known_classes is None
+        if rows.table is not None:
+            return [*found, *on_labels(rows.y, num_classes, counted)]
         return remarks_on(rows.x, rows.y, num_classes, counted, rows.integers, rows.unused)
 
     def _num_classes(self, rows: Rows) -> int:

@@ -22,6 +22,7 @@ from rayfl.data.sources.columns import Rows
 from rayfl.data.sources.pooled_file import Part, PooledFile, write_pooled
 from rayfl.data.sources.preparing import PREPARED, Order, PreparableSource, check_part, is_prepared, no_checksum
 from rayfl.data.sources.remarks import Remark
+from rayfl.data.sources.root import nor_here
 from rayfl.data.tables import TableColumns, TableOptions
 from rayfl.errors import DataError
 from rayfl.examples import Target
@@ -91,7 +92,8 @@ class CopiedSource(PreparableSource):
             stats = [path.stat() for path in self.files]
         except OSError as error:
             raise DataError(
-                f"dataset.path: {error.filename} cannot be read: {error.strerror}; put the file there, or give its path"
+                f"dataset.path: {error.filename} cannot be read: {error.strerror}{nor_here(Path(error.filename))}; put "
+                "the file there, or give its path"
             ) from error
         files = [(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(self.files, stats, strict=True)]
         options = dict(self._choices())

@@ -118,6 +118,8 @@ class CustomSource(Source):
                 raise DataError(f"{whose}: x is a tuple of {len(x)}; needed is an array, or tokens and their lengths")
             x, lengths = x
         x, y = (_as_array(value, f"{whose}: {name}") for name, value in (("x", x), ("y", y)))
+        if not x.shape or not len(x):
+            raise DataError(f"{whose}: x has the shape {x.shape}: there are no samples")
         said = self.vocabulary is not None or target == "tokens" or lengths is not None
         tokens = said and x.ndim == 2 and x.dtype in (np.int32, np.int64)
         if x.ndim < 2 or (x.dtype not in (np.uint8, np.float32, np.float64) and not tokens):
@@ -157,8 +159,8 @@ class CustomSource(Source):
         """Rows that are filled up, how many distinct tokens there are then, and the one that fills up."""
         if lengths is None:
             return x, self._vocabulary(x), PADDING
-        lengths = lengths.numpy() if isinstance(lengths, torch.Tensor) else np.asarray(lengths)
         whose = f"dataset {self.function}: lengths"
+        lengths = _as_array(lengths, whose)
         if lengths.dtype.kind not in "iu" or lengths.shape != x.shape[:1]:
             raise DataError(
                 f"{whose} have the type {lengths.dtype} and the shape {lengths.shape}; needed is an integer for each "
@@ -226,7 +228,8 @@ class CustomSource(Source):
 def _as_array(value: Any, whose: str) -> np.ndarray:
     """An array or a tensor, or lists of equal shapes, as an array."""
     if isinstance(value, torch.Tensor):
-        return value.numpy()
+        plain = value.detach().cpu()
+        return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
     try:
         return np.asarray(value)
     except ValueError as error:  # of lists, when numpy finds no common shape

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayfl.data.sources.preparing import PREPARED
+from rayfl.data.sources.root import nor_here
 from rayfl.errors import DataError
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
@@ -63,7 +64,7 @@ def data_files(folder: Path) -> list[Path]:
         DataError: there is no such folder, or none of a data set.
     """
     if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
+        what = "is no folder" if folder.exists() else f"does not exist{nor_here(folder)}"
         raise DataError(
             f"dataset.path: {folder} {what}: name a folder that save_to_disk wrote, or one of a cache or repository "
             "with Arrow or Parquet files; nothing is downloaded but by `rayfl data prepare huggingface path=FOLDER "

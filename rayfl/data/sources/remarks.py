@@ -8,12 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfl.data.sources.targets import VOID, mask_classes
+from rayfl.data.tables import TableColumns
 from rayfl.metrics.language import IGNORED
 
 _SHOWN = 8
 _PIXEL_VALUES = 64
 """Vectors of this many whole numbers from 0 to 255, or more, look like images that were made flat."""
 _LARGEST_PIXEL = 255
+_MANY_NUMBERS = 10
+"""A category of fewer numbers and of something else may well be one."""
 _SCALED = 10.0
 """Images whose values are larger were not brought to about [0, 1] or mean 0 and standard deviation 1."""
 
@@ -43,8 +46,7 @@ def remarks_on(
         integers: whether the inputs were lists of integers.
         unused: columns that may be inputs, and are none.
     """
-    present = np.unique(y) if y.ndim == 1 else mask_classes(y, "y")
-    found = [*on_columns(unused), *_on_labels(present, len(y), num_classes, counted, y.ndim > 1)]
+    found = [*on_columns(unused), *on_labels(y, num_classes, counted), *_on_channels(x.shape[1:])]
     return found if x.dtype == np.uint8 or not x.size else [*found, *_on_inputs(x, integers)]
 
 
@@ -85,11 +87,38 @@ def on_columns(unused: Sequence[str]) -> list[Remark]:
     ]
 
 
-def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: bool, masks: bool) -> list[Remark]:
+def on_categories(columns: TableColumns) -> list[Remark]:
+    """Names columns of numbers that are text, and so categories, because of some values."""
+    found = []
+    for begin, size in columns.ranges:
+        name = columns.names[begin].partition("=")[0]
+        values = [title.removeprefix(f"{name}=") for title in columns.names[begin : begin + size]]
+        odd = [value for value in values if not _is_number(value)]
+        like = sum(_is_number(value.replace(",", "")) for value in values)
+        if odd and like >= max(_MANY_NUMBERS, size / 2):
+            found.append(
+                Remark(
+                    f"column {name!r} is text, since {odd[0]!r} is no number, and its {size} values are categories: to "
+                    "have numbers, leave fields without one empty (dataset.missing), and write 1234.5 for 1,234.5"
+                )
+            )
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def on_labels(y: np.ndarray, num_classes: int, counted: bool) -> list[Remark]:
+    """Names classes without samples; arguments as for :func:`remarks_on`."""
+    masks = y.ndim > 1
+    present = mask_classes(y, "y") if masks else np.unique(y)
     if len(present) == 1:
-        return [
-            Remark(f"all {samples} samples have the label {present[0]}: a model that always says so is never wrong")
-        ]
+        return [Remark(f"all {len(y)} samples have the label {present[0]}: a model that always says so is never wrong")]
     from_one = len(present) == num_classes - 1 and present[0] == 1
     if len(present) == num_classes or not (counted or from_one):
         return []  # before all classes are listed: a user may say that there are very many
@@ -104,6 +133,18 @@ def _on_labels(present: np.ndarray, samples: int, num_classes: int, counted: boo
             f"the labels are {_listed(present)}, which makes {num_classes} classes, but {_listed(missing)} "
             f"{'has' if len(missing) == 1 else 'have'} no sample: set dataset.labels=renumbered to number them 0 to "
             f"{len(present) - 1}{meant}"
+        )
+    ]
+
+
+def _on_channels(shape: Sequence[int]) -> list[Remark]:
+    if len(shape) != 3 or shape[2] not in (1, 3, 4) or shape[0] <= 4 or (shape[2] == 1 and shape[0] != shape[1]):
+        return []
+    rows, columns, channels = shape
+    return [
+        Remark(
+            f"images have channels first, so the shape {tuple(shape)} means {rows} channels of {columns} x {channels} "
+            f"pixels: if there are {channels} channels, transpose the images to {(channels, rows, columns)}"
         )
     ]
 

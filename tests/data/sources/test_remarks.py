@@ -154,6 +154,32 @@ def test_images_that_are_not_scaled_are_warned_of(
     assert remarks(of_function(images.astype(np.uint8), y, 4), caplog) == []
 
 
+def test_images_with_channels_last_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    y, last = np.arange(N) % 4, RANDOM.integers(0, 256, (N, 8, 12, 3)).astype(np.uint8)
+    path = table(tmp_path / "f.parquet", x=pa.array(last.reshape(N, -1).tolist(), pa.list_(pa.uint8())))
+    for source in (of_function(last, y, 4), of_file(path, shape=[8, 12, 3]), of_function(last / 255, y, 4)):
+        (remark,) = remarks(source, caplog)
+        assert (
+            "(8, 12, 3) means 8 channels of 12 x 3 pixels" in remark and "transpose the images to (3, 8, 12)" in remark
+        )
+    assert remarks(of_function(last.transpose(0, 3, 1, 2), y, 4), caplog) == []
+    assert remarks(of_function(RANDOM.normal(size=(N, 12, 90, 1)), y, 4), caplog) == []  # series of twelve sensors
+
+
+def test_numbers_that_a_word_makes_categories_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ages, sizes = [str(n) for n in range(N)], [f"1,{n:03}" for n in range(N)]
+    columns = {"x": None, "age": ["?", *ages[1:]], "size": sizes, "zip": ages, "dose": ["1", "2", "none", "4"] * 10}
+    path = table(tmp_path / "f.parquet", **columns)
+    names = ["age", "size", "zip", "dose"]
+    first, second = remarks(of_file(path, x=names), caplog)
+    assert "column 'age' is text, since '?' is no number, and its 40 values are categories" in first
+    assert "column 'size' is text, since '1,000' is no number" in second
+    # Labels are looked at as those of other files are.
+    gaps = table(tmp_path / "g.parquet", x=None, age=RANDOM.normal(size=N), sex=["f", "m"] * 20, y=ONE_TWO)
+    (remark,) = remarks(of_file(gaps, x=["age", "sex"]), caplog)
+    assert "the labels are 1, 2, which makes 3 classes, but 0 has no sample" in remark
+
+
 def test_lists_of_integers_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = RANDOM.integers(0, 5000, (N, 20))
     (remark,) = remarks(of_file(table(tmp_path / "f.parquet", x=tokens.tolist())), caplog)
