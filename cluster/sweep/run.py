@@ -32,6 +32,7 @@ from cluster.sweep.progress import SweepProgress
 from cluster.sweep.resources import TrialPlan, plan_trial
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
 from rayfl.errors import ConfigError, ResourceError
+from rayfl.experiment.copies import with_absolute_places
 from rayfl.experiment.parts import Parts
 from rayfl.storage.run_folder import refuse_foreign_folder
 from rayfl.sweeps.measures import Measure
@@ -179,7 +180,8 @@ def _trainable(running: Sequence[Trial], left: Sequence[Trial], measure: Measure
 
 
 def _content(trial: Trial, plan: TrialPlan) -> dict[str, Any]:
-    return trial.config.model_copy(update={"cluster": plan.cluster}).model_dump(mode="json")
+    config = with_absolute_places(trial.config)
+    return config.model_copy(update={"cluster": plan.cluster}).model_dump(mode="json")
 
 
 def _placement(tune: Any, plan: TrialPlan) -> Any:

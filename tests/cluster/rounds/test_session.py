@@ -125,6 +125,19 @@ def test_an_existing_cluster_is_attached_to_and_never_stopped(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("local_ray")
+def test_a_relative_storage_path_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray was started in another folder: what actors write would lie there."""
+    monkeypatch.chdir(tmp_path)
+    rayfl.run(small_experiment(Path("runs"), "calm", "ditto", backend="inline"))
+    storage = {"copies": 2, "copies_path": "copies"}
+    result = rayfl.run(small_experiment(Path("runs"), "near", "ditto", num_actors=1) | {"storage": storage})
+    assert result.path == str(tmp_path / "runs" / "near")
+    assert_same(outcome(tmp_path / "runs" / "calm"), outcome(tmp_path / "runs" / "near"))
+    written = sorted(file.name for file in (tmp_path / "runs" / "near" / "commits").iterdir())
+    assert written == sorted(file.name for file in (tmp_path / "copies" / "near" / "commits").iterdir())
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_actors_that_do_not_fit_are_refused_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"9 actors with 1 CPUs.*the cluster has 8 CPUs"):
         rayfl.run(small_experiment(tmp_path, "large", "fedavg", num_actors=9))
