@@ -21,6 +21,7 @@ from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange
 from actors.processes.gpus import Gpu
 from actors.processes.shared_memory import Parcel
 from actors.processes.transport import ActorEnd, Reply
+from actors.processes.working_folder import work_in
 from algorithms.registry import Experiment
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.errors import RayflError
@@ -46,14 +47,16 @@ class ClientActor:
         device: ``cpu`` or ``cuda``.
         neighbours: number of actors that share the machine's memory, this one included.
         own_gpu: returns the GPU that this process sees; not called on the CPU.
+        folder: working folder of the driver.
 
     Raises:
         ResourceError: when the process sees no GPU, or several, or ``cluster.spill_dir`` cannot be written to.
     """
 
     def __init__(
-        self, config: dict[str, Any], host: int, device: str, neighbours: int, own_gpu: Callable[[], Gpu]
+        self, config: dict[str, Any], host: int, device: str, neighbours: int, own_gpu: Callable[[], Gpu], folder: str
     ) -> None:
+        work_in(folder)
         self._number = host
         self._config = Experiment.knowing(config).model_validate(config)
         self._pinned = threading.local()

@@ -23,6 +23,7 @@ from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from actors.processes.transport import Sender
 from actors.processes.waiting import collected
+from actors.processes.working_folder import working_folder
 from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
@@ -200,7 +201,7 @@ class RayPool:
                 num_cpus=options.num_cpus,
                 num_gpus=options.num_gpus,
                 **self._seat(number),
-            ).remote(self._config, number, options.device, neighbours, own_gpu)
+            ).remote(self._config, number, options.device, neighbours, own_gpu, working_folder())
             hosts.append(RayHost(number, actor))
 
     def _seat(self, number: int) -> dict[str, Any]:
