@@ -45,7 +45,7 @@ class RayPool:
             cannot be used.
 
     Raises:
-        ResourceError: when the actors do not start in time, or not on the GPUs reserved for them.
+        ResourceError: when the actors do not start in time, or not on the GPUs reserved for them, or end meanwhile.
     """
 
     def __init__(
@@ -68,6 +68,12 @@ class RayPool:
         try:
             self._start([next(self._numbers) for _ in range(options.count)], self._hosts)
             self._await(self._hosts, options.count)
+        except HostDiedError as death:
+            self.close()
+            raise ResourceError(
+                f"an actor ended while it started ({death.reason}): its node may have left the cluster or be short of "
+                "memory, or code that the configuration names ends its process; the same command tries again"
+            ) from None
         except BaseException:
             self.close()
             raise

@@ -153,6 +153,13 @@ def test_files_of_relative_paths_are_found_by_actors(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("local_ray")
+def test_actors_that_end_while_they_start_are_no_defect_of_rayfl(tmp_path: Path) -> None:
+    model = {"model": {"name": "tests.support.fatal_model:fatal", "head": "4"}}
+    with pytest.raises(ResourceError, match="an actor ended while it started"):
+        rayfl.run(small_experiment(tmp_path, "fatal", "fedavg", num_actors=2) | model)
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_actors_that_do_not_fit_are_refused_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"9 actors with 1 CPUs.*the cluster has 8 CPUs"):
         rayfl.run(small_experiment(tmp_path, "large", "fedavg", num_actors=9))
