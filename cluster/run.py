@@ -207,7 +207,7 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
         admit = partial(_check_places, parts)
         admit()
         sent = with_absolute_places(plan.config).model_dump(mode="json")
-        pool = RayPool(sent, plan.options, config.run_name, admit)
+        pool = RayPool(sent, plan.options, config.run_name, admit, parts.dataset.content_hash())
         try:
             yield pool, stop, plan.lines
         finally:

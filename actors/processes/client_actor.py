@@ -48,13 +48,22 @@ class ClientActor:
         neighbours: number of actors that share the machine's memory, this one included.
         own_gpu: returns the GPU that this process sees; not called on the CPU.
         folder: working folder of the driver.
+        content: SHA-256 of the samples that the driver has; None where it is not known.
 
     Raises:
+        DataError: when this node has other samples.
         ResourceError: when the process sees no GPU, or several, or ``cluster.spill_dir`` cannot be written to.
     """
 
     def __init__(
-        self, config: dict[str, Any], host: int, device: str, neighbours: int, own_gpu: Callable[[], Gpu], folder: str
+        self,
+        config: dict[str, Any],
+        host: int,
+        device: str,
+        neighbours: int,
+        own_gpu: Callable[[], Gpu],
+        folder: str,
+        content: str | None,
     ) -> None:
         work_in(folder)
         self._number = host
@@ -63,7 +72,8 @@ class ClientActor:
         self._pin()
         check_spill_dir(self._config.cluster.spill_dir)
         self._gpu = own_gpu() if device == "cuda" else None
-        self._host = build_host(self._config, host, self._gpu.device if self._gpu else device, neighbours)
+        on = self._gpu.device if self._gpu else device
+        self._host = build_host(self._config, host, on, neighbours, content=content)
         # These objects live as long as the process: a full garbage collection need not visit them.
         gc.collect()
         gc.freeze()

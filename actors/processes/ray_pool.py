@@ -43,15 +43,22 @@ class RayPool:
             can use a cluster. The replacement of a dead one is ``rayfl-host-00-life-2``.
         admit: called before actors are started on nodes that have joined; raises a ``RayflError`` if these nodes
             cannot be used.
+        content: SHA-256 of the samples; None where it is not known.
 
     Raises:
         ResourceError: when the actors do not start in time, or not on the GPUs reserved for them, or end meanwhile.
     """
 
     def __init__(
-        self, config: dict[str, Any], options: ActorOptions, run: str, admit: Callable[[], None] = lambda: None
+        self,
+        config: dict[str, Any],
+        options: ActorOptions,
+        run: str,
+        admit: Callable[[], None] = lambda: None,
+        content: str | None = None,
     ) -> None:
         self._config = config
+        self._content = content
         self._options = options
         self._admit = admit
         self.namespace = f"rayfl-{run}-{uuid.uuid4().hex[:8]}"
@@ -207,7 +214,7 @@ class RayPool:
                 num_cpus=options.num_cpus,
                 num_gpus=options.num_gpus,
                 **self._seat(number),
-            ).remote(self._config, number, options.device, neighbours, own_gpu, working_folder())
+            ).remote(self._config, number, options.device, neighbours, own_gpu, working_folder(), self._content)
             hosts.append(RayHost(number, actor))
 
     def _seat(self, number: int) -> dict[str, Any]:
