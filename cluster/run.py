@@ -41,6 +41,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.assignment import to_parquet
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, ResourceError, RunError
+from rayfl.experiment.copies import with_absolute_places
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
 from rayfl.runs.folder import is_run_folder, reopened
@@ -217,7 +218,8 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
         plan = plan_run(parts, sizes)
         admit = partial(_check_places, parts)
         admit()
-        pool = RayPool(plan.config.model_dump(mode="json"), plan.options, config.run_name, admit)
+        sent = with_absolute_places(plan.config).model_dump(mode="json")
+        pool = RayPool(sent, plan.options, config.run_name, admit, parts.dataset.content_hash())
         try:
             yield pool, stop, plan.lines
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import torch
@@ -13,9 +14,12 @@ from actors.hosting.memory import Spill, machine_memory
 from actors.hosting.state import ClientStates
 from rayfl.config.cluster_section import ClusterConfig
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.sources.root import data_root
 from rayfl.engine.engine import Engine
 from rayfl.engine.precision import set_arithmetic
+from rayfl.errors import DataError
 from rayfl.experiment.parts import Parts
+from rayfl.naming.objects import names_an_object
 
 _AUTOMATIC_SHARE = {"state_memory": 0.4, "data_memory": 0.3}
 """Shares of a machine's memory for states and for samples of its actors, and of a GPU's memory for samples."""
@@ -30,6 +34,7 @@ def build_host(
     device: str,
     neighbours: int = 1,
     tell: Callable[[str], None] | None = None,
+    content: str | None = None,
 ) -> ClientHost:
     """Builds a host. Clients' samples and states are loaded when jobs need them.
 
@@ -39,10 +44,15 @@ def build_host(
         device: ``cpu`` or ``cuda``.
         neighbours: number of hosts that share this machine's memory, this one included.
         tell: called with each line that clients' code prints; if None, lines are part of the results.
+        content: SHA-256 of the samples that the driver has; None where it is not known.
+
+    Raises:
+        DataError: when there are other samples here.
     """
     reuse_freed_memory()
     set_arithmetic(config.engine.precision)
     parts = Parts(config)
+    _check_samples(parts, content)
     engine = Engine(parts.task, torch.device(device), config.engine)
     if config.tracking.flops:
         engine.count_flops()
@@ -64,6 +74,16 @@ def build_host(
         device_state_memory=device_state_memory_of(config.cluster, torch.device(device)),
         read_ahead=config.cluster.read_ahead,
     )
+
+
+def _check_samples(parts: Parts, content: str | None) -> None:
+    """Checks that this node has the driver's samples. Last bits of users' functions may depend on the threads."""
+    name = parts.config.dataset.name
+    if content is not None and not names_an_object(name) and parts.dataset.content_hash() != content:
+        raise DataError(
+            f"dataset {name}: node {socket.gethostname()} has other samples than the driver. Copy the same files to "
+            f"all nodes (RAYFL_DATA is {data_root()} there), or to a folder that all of them see"
+        )
 
 
 def _state_memory(cluster: ClusterConfig, neighbours: int) -> int:

@@ -19,6 +19,7 @@ from actors.probing.memory import memory_of
 from actors.probing.probe_calls import ProbeCall
 from actors.processes.gpus import Gpu, own_gpu
 from actors.processes.placement import ActorOptions, Node, free_nodes
+from actors.processes.working_folder import work_in, working_folder
 from algorithms.registry import Experiment
 from rayfl.errors import ResourceError
 
@@ -34,9 +35,11 @@ class ProbeActor:
         config: the configuration as plain data.
         device: ``cpu`` or ``cuda``.
         own_gpu: finds the GPU that this process sees; not called on the CPU.
+        folder: working folder of the driver.
     """
 
-    def __init__(self, config: dict[str, Any], device: str, own_gpu: Callable[[], Gpu]) -> None:
+    def __init__(self, config: dict[str, Any], device: str, own_gpu: Callable[[], Gpu], folder: str) -> None:
+        work_in(folder)
         self._config = Experiment.knowing(config).model_validate(config)
         gpu = own_gpu() if device == "cuda" else None
         self._device = gpu.device if gpu else device
@@ -94,7 +97,7 @@ def probe(
                 num_cpus=options.num_cpus,
                 num_gpus=1.0 if options.per_gpu else 0.0,
                 scheduling_strategy="DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node.id, soft=True),
-            ).remote(config, options.device, own_gpu)
+            ).remote(config, options.device, own_gpu, working_folder())
             for node in places
         ]
         handles = [actor.measure.remote(given, samples_bytes, neighbours) for actor in actors]

@@ -21,6 +21,7 @@ from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange
 from actors.processes.gpus import Gpu
 from actors.processes.shared_memory import Parcel
 from actors.processes.transport import ActorEnd, Reply
+from actors.processes.working_folder import work_in
 from algorithms.registry import Experiment
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.errors import RayflError
@@ -46,21 +47,33 @@ class ClientActor:
         device: ``cpu`` or ``cuda``.
         neighbours: number of actors that share the machine's memory, this one included.
         own_gpu: returns the GPU that this process sees; not called on the CPU.
+        folder: working folder of the driver.
+        content: SHA-256 of the samples that the driver has; None where it is not known.
 
     Raises:
+        DataError: when this node has other samples.
         ResourceError: when the process sees no GPU, or several, or ``cluster.spill_dir`` cannot be written to.
     """
 
     def __init__(
-        self, config: dict[str, Any], host: int, device: str, neighbours: int, own_gpu: Callable[[], Gpu]
+        self,
+        config: dict[str, Any],
+        host: int,
+        device: str,
+        neighbours: int,
+        own_gpu: Callable[[], Gpu],
+        folder: str,
+        content: str | None,
     ) -> None:
+        work_in(folder)
         self._number = host
         self._config = Experiment.knowing(config).model_validate(config)
         self._pinned = threading.local()
         self._pin()
         check_spill_dir(self._config.cluster.spill_dir)
         self._gpu = own_gpu() if device == "cuda" else None
-        self._host = build_host(self._config, host, self._gpu.device if self._gpu else device, neighbours)
+        on = self._gpu.device if self._gpu else device
+        self._host = build_host(self._config, host, on, neighbours, content=content)
         # These objects live as long as the process: a full garbage collection need not visit them.
         gc.collect()
         gc.freeze()

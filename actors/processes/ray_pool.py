@@ -23,6 +23,7 @@ from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from actors.processes.transport import Sender
 from actors.processes.waiting import collected
+from actors.processes.working_folder import working_folder
 from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
@@ -42,15 +43,22 @@ class RayPool:
             can use a cluster. The replacement of a dead one is ``rayfl-host-00-life-2``.
         admit: called before actors are started on nodes that have joined; raises a ``RayflError`` if these nodes
             cannot be used.
+        content: SHA-256 of the samples; None where it is not known.
 
     Raises:
-        ResourceError: when the actors do not start in time, or not on the GPUs reserved for them.
+        ResourceError: when the actors do not start in time, or not on the GPUs reserved for them, or end meanwhile.
     """
 
     def __init__(
-        self, config: dict[str, Any], options: ActorOptions, run: str, admit: Callable[[], None] = lambda: None
+        self,
+        config: dict[str, Any],
+        options: ActorOptions,
+        run: str,
+        admit: Callable[[], None] = lambda: None,
+        content: str | None = None,
     ) -> None:
         self._config = config
+        self._content = content
         self._options = options
         self._admit = admit
         self.namespace = f"rayfl-{run}-{uuid.uuid4().hex[:8]}"
@@ -67,6 +75,12 @@ class RayPool:
         try:
             self._start([next(self._numbers) for _ in range(options.count)], self._hosts)
             self._await(self._hosts, options.count)
+        except HostDiedError as death:
+            self.close()
+            raise ResourceError(
+                f"an actor ended while it started ({death.reason}): its node may have left the cluster or be short of "
+                "memory, or code that the configuration names ends its process; the same command tries again"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -200,7 +214,7 @@ class RayPool:
                 num_cpus=options.num_cpus,
                 num_gpus=options.num_gpus,
                 **self._seat(number),
-            ).remote(self._config, number, options.device, neighbours, own_gpu)
+            ).remote(self._config, number, options.device, neighbours, own_gpu, working_folder(), self._content)
             hosts.append(RayHost(number, actor))
 
     def _seat(self, number: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from cluster.jobs.gpu_sharing import modes, mps_runs
 from cluster.rounds.privacy import open_to_others, token_file
 from rayfl.data.sources.root import data_root
 from rayfl.errors import RayflError
-from rayfl.storage.files import Storage
+from rayfl.storage.files import Storage, absolute
 
 Verdict = Literal["ok", "warning", "wrong"]
 
@@ -196,7 +196,7 @@ def check_token() -> Finding:
 
 def check_storage(uri: str) -> Finding:
     """Checks whether runs can be written here: writes, reads and deletes a file."""
-    storage, name = Storage(uri if "://" in uri else os.path.expanduser(uri)), f".probe-{uuid.uuid4().hex}"
+    storage, name = Storage(absolute(uri)), f".probe-{uuid.uuid4().hex}"
     try:
         storage.write(name, name.encode())
         readable = storage.read(name) == name.encode()
@@ -245,7 +245,7 @@ def check_cluster(address: str, storage: str) -> Finding:
         with ray_session(address):
             nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
             total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-            check_shared_storage(Storage(storage if "://" in storage else os.path.expanduser(storage)), 60)
+            check_shared_storage(Storage(absolute(storage)), 60)
     except RayflError as error:
         return Finding(what, "wrong", _short(str(error)), "correct the address, token or folder that is named")
     found = f"{len(nodes)} nodes, {total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs; all see {storage}"

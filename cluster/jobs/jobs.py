@@ -23,7 +23,7 @@ import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from cluster.jobs.shipping import build_wheel, check_modules, own_modules
+from cluster.jobs.shipping import build_wheel, check_modules, check_places, own_modules
 from cluster.rounds.interrupts import TERMINATED
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import to_yaml
@@ -31,7 +31,6 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
 
 _log = logging.getLogger("rayfl")
-
 _STOP_MARGIN_S = 60
 """Seconds that Ray waits for a job's last commit, after SIGTERM and the round's grace."""
 _POLL_S = 1.0
@@ -101,10 +100,11 @@ def submit(client: JobSubmissionClient, config: ExperimentConfig, options: JobOp
     """Starts a run as a job, or finds the job that is running it.
 
     Raises:
-        ConfigError: when a module of the user's own is not sent along.
+        ConfigError: when a module of the user's own is not sent along, or results would lie in the job's own folder.
         RunError: when a job of the same name is under way with another configuration or folder.
         ResourceError: when the cluster refuses the job.
     """
+    check_places(config)
     metadata = _metadata(config)
     attempts = [job for job in jobs(client) if _run_of(job) == config.run_name]
     for job in attempts:

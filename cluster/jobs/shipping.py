@@ -56,6 +56,20 @@ def _top(file: Path, folder: Path) -> bool:
     return all((folder / parent / "__init__.py").is_file() for parent in parents if parent != Path("."))
 
 
+def check_places(config: ExperimentConfig) -> None:
+    """Makes sure that a job's results do not lie in its working folder, which Ray deletes.
+
+    Raises:
+        ConfigError: when a folder that the run writes to is a relative path.
+    """
+    for option, place in (("storage_path", config.storage_path), ("storage.copies_path", config.storage.copies_path)):
+        if place is not None and "://" not in place and not place.startswith(("/", "~")):
+            raise ConfigError(
+                f"{option}={place} would lie in the folder where the job runs, which Ray deletes: give a path on the "
+                "cluster that begins with / or ~, or a URI"
+            )
+
+
 def check_modules(config: ExperimentConfig, working_dir: Path) -> None:
     """Makes sure that users' own modules are in the folder that is sent along.
 

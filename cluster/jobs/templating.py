@@ -207,6 +207,11 @@ def check_fits(kind: Kind, chosen: TemplateOptions, run: ClusterConfig) -> None:
     Raises:
         ConfigError: when nodes would be idle, or lack the GPUs that the run needs.
     """
+    if run.address is not None:
+        raise ConfigError(
+            f"cluster.address={run.address}: the run would go to that cluster, and the nodes that are asked for here "
+            "would be idle: leave it out"
+        )
     if run.backend == "inline" and (kind == "kuberay" or chosen.nodes > 1):
         idle = f"{kind}'s nodes that train" if kind == "kuberay" else f"all of --nodes {chosen.nodes} but one"
         raise ConfigError(

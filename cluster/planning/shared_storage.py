@@ -29,7 +29,7 @@ def check_shared_storage(storage: Storage, timeout_s: float, option: str = "stor
         ResourceError: naming the nodes on which the folder is missing, another one or read-only, and the folder.
         RunError: when the folder cannot be written here.
     """
-    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = _alive()
     if len(nodes) < 2:
         return
     probe = f".probe-{uuid.uuid4().hex}"
@@ -43,10 +43,15 @@ def check_shared_storage(storage: Storage, timeout_s: float, option: str = "stor
             storage.delete(answer)
     finally:
         storage.delete(probe)
+    problems = {node["NodeID"]: problems[node["NodeID"]] for node in _alive() if node["NodeID"] in problems}
     if problems:
         names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
         listed = "; ".join(f"node {names[node]} {problem}" for node, problem in problems.items())
         raise ResourceError(f"{option} must be one place for all nodes, but of {storage.uri} {listed}")
+
+
+def _alive() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:

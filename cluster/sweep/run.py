@@ -16,6 +16,7 @@ import ray
 
 from actors.processes.labels import check_version
 from actors.processes.placement import resources_of, whole_nodes
+from actors.processes.working_folder import work_in, working_folder
 from cluster.planning.shared_storage import check_shared_storage
 from cluster.rounds.interrupts import StopRequest, stop_requests
 from cluster.rounds.session import ray_session
@@ -32,6 +33,7 @@ from cluster.sweep.progress import SweepProgress
 from cluster.sweep.resources import TrialPlan, plan_trial
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
 from rayfl.errors import ConfigError, ResourceError
+from rayfl.experiment.copies import with_absolute_places
 from rayfl.experiment.parts import Parts
 from rayfl.storage.run_folder import refuse_foreign_folder
 from rayfl.sweeps.measures import Measure
@@ -163,11 +165,12 @@ def _trainable(running: Sequence[Trial], left: Sequence[Trial], measure: Measure
     """Returns the function that Ray Tune runs: an experiment by its number."""
     contents = [_content(trial, plan) if trial in left else None for trial in running]
     before = [history(committed(trial).table.to_pylist(), measure, trial.config.algorithm) for trial in running]
-    neighbours = plan.neighbours
+    neighbours, folder = plan.neighbours, working_folder()
 
     def trainable(chosen: Mapping[str, Any]) -> None:
         from ray import tune
 
+        work_in(folder)  # Ray Tune has changed to one of its own
         content = contents[chosen["trial"]]
         if content is None:
             for line in before[chosen["trial"]]:
@@ -179,7 +182,8 @@ def _trainable(running: Sequence[Trial], left: Sequence[Trial], measure: Measure
 
 
 def _content(trial: Trial, plan: TrialPlan) -> dict[str, Any]:
-    return trial.config.model_copy(update={"cluster": plan.cluster}).model_dump(mode="json")
+    config = with_absolute_places(trial.config)
+    return config.model_copy(update={"cluster": plan.cluster}).model_dump(mode="json")
 
 
 def _placement(tune: Any, plan: TrialPlan) -> Any:

@@ -25,8 +25,7 @@ class ClusterConfig(Section):
     balance: Literal["auto", "measured", "sizes"] = Field(
         "auto",
         description="which actors train which clients: sizes, by samples alone; measured, by how long clients and "
-        "actors took before; auto: measured where no result depends on it, sizes where clients are stacked or cores "
-        "are lent",
+        "actors took before; auto: measured where no result depends on it, sizes where clients are stacked",
     )
     label_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,

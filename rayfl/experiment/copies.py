@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -11,10 +10,11 @@ import yaml
 from pydantic import ValidationError
 
 from rayfl.config.plain_yaml import read_yaml
+from rayfl.config.schema import ExperimentConfig
 from rayfl.config.storage_section import StorageConfig
 from rayfl.errors import DamageError, RunError
 from rayfl.storage.commit_files import FOLDER, damage_in
-from rayfl.storage.files import Storage
+from rayfl.storage.files import Storage, absolute
 from rayfl.storage.manifest import StoredFile, manifest_name, newest_rounds, parse
 from rayfl.storage.own_files import BEGINNING, NEWEST, manifest_rounds
 from rayfl.storage.run_folder import CONFIG, COPY
@@ -35,7 +35,14 @@ def copy_of(storage: Storage, settings: StorageConfig, name: str) -> Storage | N
     place = settings.copies_path
     if place is None:
         return storage.inside(COPY)
-    return Storage(place if "://" in place else os.path.expanduser(place)).inside(name)
+    return Storage(absolute(place)).inside(name)
+
+
+def with_absolute_places(config: ExperimentConfig) -> ExperimentConfig:
+    """Returns the configuration for other processes, which may have another working folder and another home."""
+    copies = config.storage.copies_path
+    storage = config.storage.model_copy(update={"copies_path": copies if copies is None else absolute(copies)})
+    return config.model_copy(update={"storage_path": absolute(config.storage_path), "storage": storage})
 
 
 def settings_of(storage: Storage) -> StorageConfig:

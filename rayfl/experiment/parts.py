@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,7 +43,7 @@ from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
 from rayfl.storage.commits import CommitStore
-from rayfl.storage.files import Storage
+from rayfl.storage.files import Storage, absolute
 from rayfl.system.buffered import BufferedSchedule
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device, make_devices
@@ -167,8 +166,7 @@ class Parts:
     @property
     def storage(self) -> Storage:
         """The run's folder."""
-        path = self.config.storage_path
-        return Storage(path if "://" in path else os.path.expanduser(path)).inside(self.config.run_name)
+        return Storage(absolute(self.config.storage_path)).inside(self.config.run_name)
 
     @property
     def copy(self) -> Storage | None:

@@ -198,6 +198,11 @@ class Storage:
                 filesystem.delete_file(target)
 
 
+def absolute(place: str) -> str:
+    """Returns a local folder as it is called in every process, whatever its working or home folder; a URI unchanged."""
+    return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
 def _in_one_request(uri: str) -> str:
     """Returns the URI with the option that has small objects written to S3 by one request instead of three."""
     if not uri.startswith("s3://") or "allow_delayed_open=" in uri:

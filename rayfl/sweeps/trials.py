@@ -14,7 +14,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, RayflError
 from rayfl.experiment.parts import Parts
 from rayfl.runs.older_runs import where_begun
-from rayfl.storage.files import Storage
+from rayfl.storage.files import Storage, absolute
 from rayfl.sweeps.space import Space
 
 _SHOWN = 10
@@ -126,7 +126,7 @@ def _refuse_twins(trials: Sequence[Trial]) -> None:
 
 def _root(first: ExperimentConfig, configs: Sequence[ExperimentConfig]) -> Storage:
     """The sweep's folder: by default that in which an older rayfl has begun the same experiments, if it has."""
-    place = Storage(first.storage_path)
+    place = Storage(absolute(first.storage_path))
     if first.name is not None:
         return place.inside(first.name)
     # By age, the fingerprints of all experiments, as far as all could be asked for then.

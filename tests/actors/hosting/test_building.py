@@ -1,16 +1,22 @@
-"""How much of a machine's or a GPU's memory a host may fill."""
+"""How much of a machine's or a GPU's memory a host may fill, and whose samples it has."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from actors.hosting import building
-from actors.hosting.building import automatic_memory, data_memory_of
+from actors.hosting.building import automatic_memory, build_host, data_memory_of
+from algorithms.registry import Experiment
 from cluster.sweep.trial import with_memory_of_trial
 from rayfl.config.cluster_section import ClusterConfig
+from rayfl.config.loading import load_config
+from rayfl.errors import DataError
+from rayfl.experiment.parts import Parts
+from tests.support.experiments import small_experiment
 
 GIB = 1 << 30
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -46,3 +52,21 @@ def test_experiments_of_a_sweep_share_the_machine_but_have_their_gpu(
     cluster = with_memory_of_trial(ClusterConfig(backend="inline"), 4)
     assert cluster.state_memory == automatic_memory("state_memory", 4)
     assert cluster.data_memory == ("auto" if on_gpu else automatic_memory("data_memory", 4))
+
+
+def test_other_samples_than_those_of_the_driver_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node may have its own copy of the files: an old one would give other results without a word."""
+    for place, first in (("driver", 0), ("node", 1)):
+        (tmp_path / place).mkdir()
+        rows = (f"site{row % 2},{row % 5 + first},{row % 3}" for row in range(60))
+        (tmp_path / place / "rows.csv").write_text("\n".join(["site,x,y", *rows]))
+    source = {"name": "parquet", "path": "rows.csv", "client": "site", "x": ["x"], "y": "y"}
+    content = {"dataset": source, "partition": "natural", "model": "tabular_mlp"}
+    config = load_config(Experiment, small_experiment(tmp_path, "run", "fedavg") | content, {})
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "driver"))
+    found = Parts(config).dataset.content_hash()
+    assert found
+    build_host(config, 0, "cpu", content=found)
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "node"))
+    with pytest.raises(DataError, match=r"dataset parquet: node .* has other samples than the driver.*RAYFL_DATA"):
+        build_host(config, 0, "cpu", content=found)

@@ -64,6 +64,15 @@ def test_the_job_carries_the_whole_configuration(tmp_path: Path) -> None:
         send(FakeClient(), config, working_dir=tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("place", [{"storage_path": "runs"}, {"storage.copies": 2, "storage.copies_path": "./copies"}])
+def test_results_do_not_lie_in_the_folder_of_a_job(tmp_path: Path, place: dict[str, Any]) -> None:
+    client = FakeClient()
+    with pytest.raises(ConfigError, match=r"storage.*=.*which Ray deletes"):
+        send(client, experiment(tmp_path, **place))
+    assert client.sent == []
+    send(client, experiment(tmp_path, storage_path="~/runs"))
+
+
 METHOD = "from algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    name: str = 'mine'\n"
 
 

@@ -264,6 +264,7 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
         (["quickstart", "train.round=5"], r"train.round: unknown \(did you mean 'rounds'\?\)"),
         (["train.lr=1e400"], "train.lr: must be a finite number"),
         (["cluster.backend=inline", "--nodes", "2"], "would be idle: leave it out"),
+        (["cluster.address=10.0.0.1:6379"], "would go to that cluster"),
         (["cluster.device=cuda"], "give --gpus-per-node"),
     ],
 )

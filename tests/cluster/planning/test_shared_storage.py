@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
 
 from cluster.planning.shared_storage import check_shared_storage, visit_storage
 from rayfl.storage.files import Storage
@@ -72,6 +73,16 @@ def test_a_node_that_reads_something_else(tmp_path: Path) -> None:
     assert visit_storage(str(tmp_path), "probe", "answer") == ""
     assert storage.exists("answer")
     assert "cannot write" in visit_storage(str(tmp_path), "probe", "probe/answer")
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_node_that_leaves_meanwhile_needs_no_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [node] = [node for node in ray.nodes() if node["Alive"]]
+    leaving = node | {"NodeID": "5" * len(node["NodeID"])}
+    answers = iter([[node, leaving], [node, leaving | {"Alive": False}]])
+    monkeypatch.setattr(ray, "nodes", lambda: next(answers))
+    check_shared_storage(Storage(str(tmp_path)), 60)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("local_ray")

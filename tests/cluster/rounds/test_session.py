@@ -125,6 +125,41 @@ def test_an_existing_cluster_is_attached_to_and_never_stopped(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("local_ray")
+def test_a_relative_storage_path_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray was started in another folder: what actors write would lie there."""
+    monkeypatch.chdir(tmp_path)
+    rayfl.run(small_experiment(Path("runs"), "calm", "ditto", backend="inline"))
+    storage = {"copies": 2, "copies_path": "copies"}
+    result = rayfl.run(small_experiment(Path("runs"), "near", "ditto", num_actors=1) | {"storage": storage})
+    assert result.path == str(tmp_path / "runs" / "near")
+    assert_same(outcome(tmp_path / "runs" / "calm"), outcome(tmp_path / "runs" / "near"))
+    written = sorted(file.name for file in (tmp_path / "runs" / "near" / "commits").iterdir())
+    assert written == sorted(file.name for file in (tmp_path / "copies" / "near" / "commits").iterdir())
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_files_of_relative_paths_are_found_by_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = (f"site{row % 2},{row % 5},{row % 3}" for row in range(60))
+    Path("rows.csv").write_text("\n".join(["site,x,y", *rows]))
+    mine = {
+        "dataset": {"name": "parquet", "path": "rows.csv", "client": "site", "x": ["x"], "y": "y"},
+        "partition": "natural",
+        "model": "tabular_mlp",
+    }
+    cohort = {"train": {"rounds": 1, "clients_per_round": "all"}, "evaluation": {"every": 1}}
+    result = rayfl.run(small_experiment(tmp_path, "near", "fedavg", num_actors=1) | mine | cohort)
+    assert result.rounds_completed == 1
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_actors_that_end_while_they_start_are_no_defect_of_rayfl(tmp_path: Path) -> None:
+    model = {"model": {"name": "tests.support.fatal_model:fatal", "head": "4"}}
+    with pytest.raises(ResourceError, match="an actor ended while it started"):
+        rayfl.run(small_experiment(tmp_path, "fatal", "fedavg", num_actors=2) | model)
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_actors_that_do_not_fit_are_refused_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"9 actors with 1 CPUs.*the cluster has 8 CPUs"):
         rayfl.run(small_experiment(tmp_path, "large", "fedavg", num_actors=9))

@@ -65,6 +65,16 @@ def test_experiments_of_a_sweep_are_those_of_single_runs_and_are_run_once(local_
     assert again.trials.equals(result.trials)
 
 
+def test_a_relative_folder_is_that_of_the_command(
+    local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Tune has each process work in a folder that it deletes."""
+    monkeypatch.chdir(tmp_path)
+    result, _ = sweep(Path("runs"), "seed=0")
+    assert statuses(result) == ["finished"]
+    assert (tmp_path / "runs" / "sweep" / "trials.parquet").is_file()
+
+
 @pytest.mark.slow
 def test_one_seed_more_runs_that_seed_alone(local_ray: None, tmp_path: Path) -> None:
     result, _ = sweep(tmp_path, "algorithm=fedavg,superfed", "seed=0:2")
