@@ -19,6 +19,7 @@ import rayfl
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import CLASSIFICATION, Metric
+from rayfl.plots.curves import _panel
 from rayfl.plots.metrics import bounds_of
 from rayfl.plots.output import write_plot
 from rayfl.plots.phases import second_phase
@@ -102,6 +103,21 @@ def test_only_rounds_that_all_seeds_have_count(curves: list[dict[int, float]]) -
 def test_many_series_can_be_told_apart() -> None:
     looks = {(colour(i), marker(i)) for i in range(3 * len(COLOURS))}
     assert len(looks) == 3 * len(COLOURS)
+
+
+def test_a_global_model_looks_like_no_other_curve() -> None:
+    rounds = np.arange(1, 101)
+    rows = [
+        {"series": f"s{position}", "model": model, "round": round, "top1": 0.5, "top1_std_over_seeds": 0, "seeds": 1}
+        for position in range(3 * len(COLOURS))
+        for model in ("personalized", "global")
+        for round in rounds.tolist()
+    ]
+    axes = Figure().subplots()
+    _panel(axes, rows, CLASSIFICATION.first, "rounds")
+    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+    assert len(set(looks)) == len(looks) == 6 * len(COLOURS)
+    assert {line.get_linestyle() for line in axes.lines[1 : 2 * len(COLOURS) : 2]} == {"--"}
 
 
 def test_curves_look_alike_in_plots_and_reports() -> None:
