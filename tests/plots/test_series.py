@@ -57,6 +57,36 @@ def test_labels_say_which_data_methods_have_where_they_differ(made: Runs) -> Non
     ]
 
 
+class Changed(RunFolder):
+    """A run on other samples, or on unknown ones, of the same description."""
+
+    checksum: str | None = None
+
+    @property
+    def content_hash(self) -> str | None:
+        return self.checksum
+
+
+def test_samples_that_have_changed_are_told_apart(made: Runs) -> None:
+    found = []
+    for method, seed, checksum in (("fedavg", 0, "a"), ("fedavg", 1, "b"), ("superfed-mm", 0, "b"), ("fedavg", 0, "b")):
+        run = made(method, **({"seed": seed} if seed else {}))
+        found.append(Changed(run.storage, run.config))
+        found[-1].checksum = 64 * checksum
+    series = series_of(found)
+    assert [one.label for one in series] == [
+        "FedAvg, samples=aaaaaaaa",
+        "FedAvg, samples=bbbbbbbb",
+        "SuPerFed, samples=bbbbbbbb",
+    ]
+    assert [len(one.runs) for one in series] == [1, 2, 1]
+    with pytest.raises(ConfigError, match="these differ in samples as well"):
+        need_same_but([found[0], found[3]], [], "x")
+    found[0].checksum = None
+    assert [one.label for one in series_of(found[1:])] == ["FedAvg", "SuPerFed"]
+    assert [one.label for one in series_of(found[:3])] == ["FedAvg", "SuPerFed"]
+
+
 class Behind(RunFolder):
     """A run that has one round to go."""
 
