@@ -233,4 +233,5 @@ def configuration(target: str, overrides: list[str] | None, trust: bool, load: L
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    """Returns a value as a cell of a table; a dash where a client has no number."""
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

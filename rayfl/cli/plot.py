@@ -42,7 +42,13 @@ def plot(
     model: Annotated[
         str | None, typer.Option(help="curves, clients, masks: a row of the tables; default: the personalized model.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="validation or test (the default).")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="test (the default) or validation; curves, clients: also official; landscape, simplex, masks: also "
+            "train."
+        ),
+    ] = None,
     cohort: Annotated[
         Literal["all", "unseen"] | None,
         typer.Option(
@@ -82,7 +88,7 @@ def plot(
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     kind_of(kind)
-    check_options(kind, list(options))
+    check_options(kind, options)
     destination = Path(f"{kind}.png") if out is None else out
     opened = [open_run(run, Experiment, trust) for given in runs for run in runs_in(given)]
     numbers = write_plot(kind, opened, destination, dpi=dpi, size=size, **options)

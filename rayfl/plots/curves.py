@@ -14,7 +14,7 @@ from rayfl.metrics import Metric
 from rayfl.plots.metrics import bounds_of, first_of, measure
 from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import Series, seeds_together, series_of
-from rayfl.plots.style import columns_for, draw_curve, legend_below, new_figure, whole_numbers
+from rayfl.plots.style import COLOURS, columns_for, dashes, draw_curve, legend_below, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Cohort, Measured, Split
 from rayfl.runs.rows import model_rows, models_in, received, where
@@ -144,7 +144,9 @@ def _panel(axes: Axes, rows: list[dict[str, Any]], metric: Metric, axis: str) ->
         spread = metric.scale * np.array([row[f"{metric.name}_std_over_seeds"] for row in mine])
         dashed = model == "global" and any(row["series"] == label and row["model"] != model for row in rows)
         band = spread if mine[0]["seeds"] > 1 else None
-        linestyle = "--" if dashed else None
-        draw_curve(axes, labels.index(label), f"{label} ({model})", xs, mean, band, bounds_of(metric), linestyle)
+        place = labels.index(label)
+        # The dashes of the next round of colours: where the own curve is dashed, the global one's are others.
+        linestyle = dashes(place + len(COLOURS)) if dashed else None
+        draw_curve(axes, place, f"{label} ({model})", xs, mean, band, bounds_of(metric), linestyle)
     if axis == "rounds":
         whole_numbers(axes)

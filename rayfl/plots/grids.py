@@ -19,7 +19,7 @@ SAMPLES = 2000
 def losses(
     models: CommittedModels, task: Task, model_at: Callable[[np.ndarray], Model], points: np.ndarray, examples: Examples
 ) -> np.ndarray:
-    """The mean cross-entropy, in nats, of a model at each of many points, by the evaluation of the run.
+    """The mean loss of a model at each of many points, by the evaluation of the run.
 
     Args:
         models: say how many samples a forward pass has.

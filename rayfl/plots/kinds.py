@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,6 +25,10 @@ class Draw(Protocol):
         ...
 
 
+_SCORED = ("test", "validation")
+_TABLES, _SAMPLES = (*_SCORED, "official"), (*_SCORED, "train")
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of figure.
@@ -34,12 +38,14 @@ class Kind:
         description: a line.
         source: the paper's figures or tables of this kind; empty for our own.
         options: the keyword arguments of its ``draw``.
+        splits: what its option ``split`` may be.
     """
 
     module: str
     description: str
     source: str = ""
     options: tuple[str, ...] = ()
+    splits: tuple[str, ...] = _SCORED
 
     @property
     def draw(self) -> Draw:
@@ -54,6 +60,7 @@ KINDS: dict[str, Kind] = {
         "accuracy and loss against rounds, bytes and seconds",
         "SuPerFed (arXiv) Fig. 3, FLOCO Figs. 2 and 3, FedMe Fig. 3, FedPHP Fig. 4",
         ("x", "metric", "model", "split", "cohort"),
+        _TABLES,
     ),
     "lambda": Kind(
         "lambda_sweep",
@@ -72,12 +79,14 @@ KINDS: dict[str, Kind] = {
         "loss on a plane through three models, or around one: surface and contours",
         "SuPerFed Fig. A1",
         ("plane", "clients", "points", "samples", "split"),
+        _SAMPLES,
     ),
     "simplex": Kind(
         "simplex",
         "FLOCO's loss over the simplex, of all clients and of some, and the clients' points",
         "FLOCO Fig. 1",
         ("clients", "points", "samples", "split"),
+        _SAMPLES,
     ),
     "heatmap": Kind(
         "heatmap",
@@ -98,12 +107,13 @@ KINDS: dict[str, Kind] = {
         "FedMe Tables 3 and 5",
         ("split",),
     ),
-    "clients": Kind("clients", "the clients' accuracies, sorted", "", ("metric", "model", "split", "cohort")),
+    "clients": Kind("clients", "the clients' accuracies, sorted", "", ("metric", "model", "split", "cohort"), _TABLES),
     "masks": Kind(
         "masks",
         "segmentation: inputs of the worst, the middle and the best client, their masks, and what the runs predict",
         "",
         ("model", "clients", "samples", "split"),
+        _SAMPLES,
     ),
 }
 """By the name that users give."""
@@ -116,9 +126,12 @@ def kind_of(name: str) -> Kind:
     return KINDS[name]
 
 
-def check_options(name: str, options: Sequence[str]) -> None:
-    """Raises ConfigError for options that a kind does not take."""
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options that a kind does not take, and a split that it cannot draw."""
     wrong = [option for option in options if option not in KINDS[name].options]
     if wrong:
         taken = ", ".join(f"--{option}" for option in KINDS[name].options) or "none"
         raise ConfigError(f"--{wrong[0]}: {name} does not take this option; it takes: {taken}")
+    split, splits = options.get("split"), KINDS[name].splits
+    if split is not None and split not in splits:
+        raise ConfigError(f"--split: {name} has no {split!r}{nearest(split, splits)}; there are {', '.join(splits)}")

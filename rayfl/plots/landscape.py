@@ -12,7 +12,9 @@ import pyarrow as pa
 from rayfl.engine.tasks import Model
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
+from rayfl.metrics import Metric
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
+from rayfl.plots.metrics import measure
 from rayfl.plots.planes import Plane, plane_around, plane_through
 from rayfl.plots.series import experiment, series_of
 from rayfl.plots.style import SEQUENTIAL, columns_for, new_figure, subscript
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WEIGHT_DECAY = 1e-4
-"""The surface is CE + WEIGHT_DECAY / 2 ||w||^2."""
+"""The surface is the task's loss + WEIGHT_DECAY / 2 ||w||^2."""
 _PLANES = ("models", "random")
 _REACH = 1.0
 _MARGIN = 0.3
@@ -57,6 +59,8 @@ def draw(
     split: str = "test",
 ) -> tuple[Figure, pa.Table]:
     """CE + 1e-4 / 2 ||w||^2 of the models of newest commits, over samples of all clients together, or of two.
+
+    CE is the loss of the task, whatever that is.
 
     ``models``: of three runs, the plane through their global models; of one run, that through its global model and the
     own models of two clients (of SuPerFed w^l), over the samples of these two. ``random``: for every run a panel around
@@ -93,7 +97,7 @@ def draw(
         pooled = models[0].pooled(split, samples)
         through = plane_through(found, models[0].parts.task)
         panels = [_panel(models[0], through, "through the global models", tuple(titles), points, pooled)]
-    return _figure(panels), _table(panels)
+    return _figure(panels, measure("loss", [runs[0].rounds])), _table(panels)
 
 
 def _check(runs: Sequence[RunFolder], plane: str, clients: Sequence[int] | None) -> None:
@@ -157,7 +161,7 @@ def _panel(
     return _Panel(title, a, b, values.reshape(points, points), plane.anchors, names)
 
 
-def _figure(panels: Sequence[_Panel]) -> Figure:
+def _figure(panels: Sequence[_Panel], loss: Metric) -> Figure:
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator, NullLocator
 
@@ -200,7 +204,8 @@ def _figure(panels: Sequence[_Panel]) -> Figure:
         _anchors(flat, panel)
     bar = figure.colorbar(image, cax=figure.add_subplot(columns[1, -1]), ticks=levels[::3], format="{x:.3g}")
     bar.ax.yaxis.set_minor_locator(NullLocator())
-    bar.set_label("CE + 1e-4 / 2 ||w||\N{SUPERSCRIPT TWO} (nats)")
+    name = "CE" if loss.unit == "nats" else loss.label
+    bar.set_label(f"{name} + 1e-4 / 2 ||w||\N{SUPERSCRIPT TWO} {f'({loss.unit})' if loss.unit else ''}".rstrip())
     return figure
 
 

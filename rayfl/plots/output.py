@@ -37,7 +37,7 @@ def write_plot(
     """
     kind = kind_of(name)
     check_format(destination)
-    check_options(name, list(options))
+    check_options(name, options)
     if dpi is not None and destination.suffix.lower() != ".png":
         raise ConfigError(f"--dpi: {destination.name} is made of lines, not of pixels; give --out a name with .png")
     if dpi is not None and not 30 <= dpi <= 1200:

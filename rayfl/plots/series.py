@@ -45,6 +45,29 @@ def experiment(run: RunFolder) -> dict[str, Any]:
     return found | ({"evaluation": {"unseen_clients": held_out}} if held_out else {})
 
 
+def experiments(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    """Returns the experiment of each run.
+
+    Where the files of one data set have changed between the runs, each has the beginning of its samples' checksum.
+    """
+    known: dict[str, set[str]] = {}
+    for run in runs:
+        if run.content_hash is not None:
+            known.setdefault(_described(run), set()).add(run.content_hash)
+    return [
+        experiment(run)
+        | ({"samples": (run.content_hash or "unknown")[:8]} if len(known.get(_described(run), ())) > 1 else {})
+        for run in runs
+    ]
+
+
+def _described(run: RunFolder) -> str:
+    """Returns what says which samples a run has; a function of users may draw others for each seed."""
+    dataset = _data(run)["dataset"]
+    seed = run.config.seed if dataset["name"] == "custom" else None
+    return json.dumps([dataset, run.content.get("task"), seed], sort_keys=True)
+
+
 _DATA = ("dataset", "partition", "holdout")
 _PLACES = {"root", "manifest"}
 """Fields of a data set that say where it lies."""
@@ -62,8 +85,8 @@ def series_of(runs: Sequence[RunFolder], pooled: bool = True) -> list[Series]:
         RunError: when runs whose numbers are to be pooled are at different rounds.
     """
     groups: dict[str, list[RunFolder]] = {}
-    for run in runs:
-        groups.setdefault(json.dumps(experiment(run), sort_keys=True), []).append(run)
+    for run, content in zip(runs, experiments(runs), strict=True):
+        groups.setdefault(json.dumps(content, sort_keys=True), []).append(run)
     for members in groups.values():
         seeds = [run.config.seed for run in members]
         if len(set(seeds)) < len(seeds):
@@ -87,7 +110,7 @@ def _need_one_round(runs: Sequence[RunFolder]) -> None:
 
 def fields_that_differ(runs: Iterable[RunFolder]) -> list[str]:
     """Returns the dotted paths in which the runs are different experiments."""
-    return list(varied([experiment(run) for run in runs]))
+    return list(varied(experiments(list(runs))))
 
 
 def need_methods(runs: Sequence[RunFolder], names: Sequence[str], kind: str) -> None:
@@ -122,11 +145,15 @@ def _labels(runs: Sequence[RunFolder]) -> list[str]:
 
     Those of the data are there, too, where methods differ in them.
     """
-    methods, data = [run.printed for run in runs], labels([_data(run) for run in runs])
+    methods, contents = [run.printed for run in runs], experiments(runs)
+    shown = [
+        _data(run) | {key: content[key] for key in ("samples",) if key in content}
+        for run, content in zip(runs, contents, strict=True)
+    ]
     result = []
-    for run, method, of_data in zip(runs, methods, data, strict=True):
-        rivals = [other for other, name in zip(runs, methods, strict=True) if name == method]
-        values = labels([experiment(other) for other in rivals])[rivals.index(run)]
+    for place, (method, of_data) in enumerate(zip(methods, labels(shown), strict=True)):
+        rivals = [other for other, name in enumerate(methods) if name == method]
+        values = labels([contents[other] for other in rivals])[rivals.index(place)]
         further = of_data if len(rivals) < len(runs) else []
         result.append(", ".join(dict.fromkeys([method, *values, *further])))
     return result

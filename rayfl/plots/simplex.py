@@ -13,6 +13,7 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.models.pretrained.mixing import at_point
 from rayfl.params import Tree
 from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
+from rayfl.plots.metrics import measure
 from rayfl.plots.series import need_methods
 from rayfl.plots.style import SEQUENTIAL, THETA, new_panels, subscript
 from rayfl.runs.committed import CommittedModels, check_client
@@ -36,7 +37,7 @@ def draw(
     samples: int = SAMPLES,
     split: str = "test",
 ) -> tuple[Figure, pa.Table]:
-    """Cross-entropy of the server's model at every point of the simplex, in the newest commit.
+    """The loss of the server's model at every point of the simplex, in the newest commit.
 
     Left over samples of all clients, with all clients' points alpha_k; then over those of single clients, each with its
     own point as a star.
@@ -77,7 +78,7 @@ def draw(
     stars = {"all clients": alphas} | {f"client {client}": alphas[[client]] for client in chosen}
     figure, places_of = new_panels(len(panels), 3.1, 3.3, _LEAST)
     for axes, name in zip(places_of, panels, strict=True):
-        _panel(figure, axes, name, grid, values[name], stars[name])
+        _panel(figure, axes, name, grid, values[name], stars[name], measure("loss", [run.rounds]).axis)
     return figure, _table(grid, values, alphas, list(run.parts.dataset.names))
 
 
@@ -121,7 +122,9 @@ def _apart(alphas: np.ndarray) -> list[int]:
     return sorted({int(first), int(second)})
 
 
-def _panel(figure: Figure, axes: Axes, title: str, grid: np.ndarray, values: np.ndarray, stars: np.ndarray) -> None:
+def _panel(
+    figure: Figure, axes: Axes, title: str, grid: np.ndarray, values: np.ndarray, stars: np.ndarray, label: str
+) -> None:
     from matplotlib.ticker import MaxNLocator
 
     x, y = (grid @ _CORNERS).T
@@ -139,7 +142,7 @@ def _panel(figure: Figure, axes: Axes, title: str, grid: np.ndarray, values: np.
     axes.set_title(title, pad=14)
     axes.set(aspect="equal", xticks=[], yticks=[], xlim=(-0.08, 1.08), ylim=(-0.12, 1.02))
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.8, label="loss (nats)")
+    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.8, label=label)
     bar.ax.xaxis.set_major_locator(MaxNLocator(nbins=3))
 
 

@@ -26,7 +26,9 @@ SPLIT_COLOURS = ("#2f6db5", "#8fb8de", "#e08a3c")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 MOST_MARKED = 40
-"""Longer curves have no markers."""
+"""Longer curves have no markers, or some where colours come again."""
+_MARKS = 10
+"""How many of them these have."""
 SEQUENTIAL = "viridis"
 """The colour map of values; its order survives grey printing."""
 
@@ -43,6 +45,8 @@ LAMBDA, MU, NU, RHO, TAU, THETA, DELTA_T = (
 
 _LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN, _LEGEND_SERIF_IN = 0.5, 0.075, 0.056
 """About how much room an entry of a legend takes, in inches at 9 points; papers' letters are narrower."""
+_LEGEND_LINES, _LEGEND_LINE_IN = 3, 0.2
+"""How many lines of a legend figures have room for, and the height of one in inches at 9 points."""
 
 COMMON: Any = {
     "axes.spines.top": False,
@@ -221,12 +225,14 @@ def draw_curve(
         bounds: what values can be, see :func:`bounds_of`; a band goes no further.
         linestyle: in place of the series' own.
     """
+    long, again = len(x) > MOST_MARKED, position >= len(COLOURS)
     axes.plot(
         x,
         y,
         color=colour(position),
         linestyle=dashes(position) if linestyle is None else linestyle,
-        marker=marker(position) if len(x) <= MOST_MARKED else "",
+        marker="" if long and not again else marker(position),
+        markevery=-(-len(x) // _MARKS) if long else None,
         label=label,
     )
     if spread is not None and np.isfinite(spread).any():
@@ -243,7 +249,7 @@ def band(y: np.ndarray, spread: np.ndarray, bounds: tuple[float, float]) -> tupl
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """Draws one legend for all panels below them, in as many columns as fit."""
+    """Draws one legend for all panels below them, in as many columns as fit; a figure grows by lines beyond three."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1 or (labels and len(figure.axes) > 1):
         size = _size.get()
@@ -251,6 +257,8 @@ def legend_below(figure: Figure, axes: Axes) -> None:
         character = _LEGEND_CHARACTER_IN if size is None else _LEGEND_SERIF_IN
         widest = scale * (_LEGEND_HANDLE_IN + character * max(map(len, labels)))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
+        more = max(0, -(-len(labels) // columns) - _LEGEND_LINES)
+        figure.set_figheight(figure.get_figheight() + scale * _LEGEND_LINE_IN * more)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 

@@ -112,7 +112,8 @@ def _client_table(run: Run, name: str, caption: str, clients: pa.Table) -> Table
     own, common = _column(first), f"global_{_column(first)}"
     shared = clients[common].null_count < clients.num_rows
     whose = [f"global model {first.unit}".rstrip()] if shared else []
-    headings = ["samples", first.heading, *whose, *(metric.label for metric in further), "rounds"]
+    names = (metric.heading if metric.unit == "%" else metric.label for metric in further)
+    headings = ["samples", first.heading, *whose, *names, "rounds"]
     rows = []
     for row in clients.to_pylist():
         label = str(row["client"]) if row["name"] == str(row["client"]) else f"{row['client']} ({row['name']})"

@@ -19,6 +19,7 @@ import rayfl
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import CLASSIFICATION, Metric
+from rayfl.plots.curves import _panel
 from rayfl.plots.metrics import bounds_of
 from rayfl.plots.output import write_plot
 from rayfl.plots.phases import second_phase
@@ -54,6 +55,36 @@ def test_labels_say_which_data_methods_have_where_they_differ(made: Runs) -> Non
         "SuPerFed, mode=mm, num_clients=6",
         "SuPerFed, mode=lm, num_clients=6",
     ]
+
+
+class Changed(RunFolder):
+    """A run on other samples, or on unknown ones, of the same description."""
+
+    checksum: str | None = None
+
+    @property
+    def content_hash(self) -> str | None:
+        return self.checksum
+
+
+def test_samples_that_have_changed_are_told_apart(made: Runs) -> None:
+    found = []
+    for method, seed, checksum in (("fedavg", 0, "a"), ("fedavg", 1, "b"), ("superfed-mm", 0, "b"), ("fedavg", 0, "b")):
+        run = made(method, **({"seed": seed} if seed else {}))
+        found.append(Changed(run.storage, run.config))
+        found[-1].checksum = 64 * checksum
+    series = series_of(found)
+    assert [one.label for one in series] == [
+        "FedAvg, samples=aaaaaaaa",
+        "FedAvg, samples=bbbbbbbb",
+        "SuPerFed, samples=bbbbbbbb",
+    ]
+    assert [len(one.runs) for one in series] == [1, 2, 1]
+    with pytest.raises(ConfigError, match="these differ in samples as well"):
+        need_same_but([found[0], found[3]], [], "x")
+    found[0].checksum = None
+    assert [one.label for one in series_of(found[1:])] == ["FedAvg", "SuPerFed"]
+    assert [one.label for one in series_of(found[:3])] == ["FedAvg", "SuPerFed"]
 
 
 class Behind(RunFolder):
@@ -102,6 +133,21 @@ def test_only_rounds_that_all_seeds_have_count(curves: list[dict[int, float]]) -
 def test_many_series_can_be_told_apart() -> None:
     looks = {(colour(i), marker(i)) for i in range(3 * len(COLOURS))}
     assert len(looks) == 3 * len(COLOURS)
+
+
+def test_a_global_model_looks_like_no_other_curve() -> None:
+    rounds = np.arange(1, 101)
+    rows = [
+        {"series": f"s{position}", "model": model, "round": round, "top1": 0.5, "top1_std_over_seeds": 0, "seeds": 1}
+        for position in range(3 * len(COLOURS))
+        for model in ("personalized", "global")
+        for round in rounds.tolist()
+    ]
+    axes = Figure().subplots()
+    _panel(axes, rows, CLASSIFICATION.first, "rounds")
+    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+    assert len(set(looks)) == len(looks) == 6 * len(COLOURS)
+    assert {line.get_linestyle() for line in axes.lines[1 : 2 * len(COLOURS) : 2]} == {"--"}
 
 
 def test_curves_look_alike_in_plots_and_reports() -> None:

@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -17,7 +18,7 @@ from matplotlib.transforms import Bbox
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import KINDS
 from rayfl.plots.output import write_plot
-from rayfl.plots.style import SIZES, paper_style
+from rayfl.plots.style import SIZES, draw_curve, legend_below, new_figure, paper_style
 from tests.plots.conftest import Runs
 
 Wanted = list[tuple[str, dict[str, Any]]]
@@ -88,3 +89,18 @@ def test_panels_that_a_column_has_no_room_for_are_left_out_or_refused(made: Runs
     assert "seconds" not in table.column_names
     with pytest.raises(ConfigError, match="this --size has room for 1 of 2 panels"):
         write_plot("landscape", runs, tmp_path / "f.png", size="icml-column", plane="random")
+
+
+@pytest.mark.parametrize("size", ["", "icml-column"])
+def test_a_long_legend_leaves_the_panels_their_room(size: str) -> None:
+    heights = []
+    for number in (3, 24):
+        with paper_style(SIZES[size] if size else None):
+            figure = new_figure(4.6, 3.5)
+            axes = figure.subplots()
+            for position in range(number):
+                draw_curve(axes, position, f"SuPerFed, orthogonality_weight={position}.0", np.arange(3), np.arange(3))
+            legend_below(figure, axes)
+            assert faults(figure) == []
+            heights.append(axes.get_window_extent().height)
+    assert heights[1] > 0.9 * heights[0]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -74,6 +75,22 @@ def test_a_comparison_of_regressions_takes_the_least_error_for_the_best(runs: di
     said("report", *(str(runs[name]) for name in METHODS), "--out", str(tmp_path / "both"))
     page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
     assert "MSE of the methods" in page and "ccuracies" not in page
+
+
+def test_figures_of_losses_have_the_tasks_unit(runs: dict[str, Path], tmp_path: Path) -> None:
+    for name, label in (("ditto", "loss + 1e-4 / 2 ||w||²<"), ("classes", "CE + 1e-4 / 2 ||w||² (nats)<")):
+        figure = str(tmp_path / f"{name}.svg")
+        said("plot", "landscape", str(runs[name]), "--plane", "random", "--points", "5", "--out", figure)
+        assert label in Path(figure).read_text(encoding="utf-8")
+
+
+def test_tables_of_clients_have_units_and_dashes(runs: dict[str, Path], tmp_path: Path) -> None:
+    undefined = pc.sum(pc.is_null(pq.read_table(runs["classes"] / "clients.parquet")["auroc"])).as_py()
+    shown = said("clients", str(runs["classes"]))
+    assert undefined and " - " in shown and "None" not in shown
+    said("report", str(runs["classes"]), "--out", str(tmp_path))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count(">macro F1\u00a0%</th>") == page.count(">AUROC\u00a0%</th>") == 2
 
 
 def test_columns_are_chosen_among_the_tasks_own(runs: dict[str, Path]) -> None:
