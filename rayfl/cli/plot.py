@@ -42,7 +42,9 @@ def plot(
     model: Annotated[
         str | None, typer.Option(help="curves, clients, masks: a row of the tables; default: the personalized model.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="validation or test (the default).")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="test (the default), validation or, with evaluation.splits, train.")
+    ] = None,
     cohort: Annotated[
         Literal["all", "unseen"] | None,
         typer.Option(
