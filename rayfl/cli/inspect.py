@@ -85,7 +85,8 @@ def clients(
     run: Run,
     model: Model = None,
     split: Annotated[
-        Literal["test", "validation", "official"], typer.Option(help="Whose numbers; official: the common test data.")
+        Literal["test", "validation", "train", "official"],
+        typer.Option(help="Whose numbers; train: with evaluation.splits; official: the common test data."),
     ] = "test",
     cohort: Annotated[
         Literal["all", "unseen"], typer.Option(help="all that may train, or unseen: those held out from training.")

@@ -34,10 +34,10 @@ Metrics = Annotated[
 ]
 
 Split = Annotated[
-    Literal["test", "validation", "official"],
+    Literal["test", "validation", "train", "official"],
     typer.Option(
-        help="Whose numbers: of test or validation data, or of the official test part, the same for all clients "
-        "(evaluation.official_personalized)."
+        help="Whose numbers: of test or validation data, of training data (evaluation.splits), or of the official test "
+        "part, the same for all clients (evaluation.official_personalized)."
     ),
 ]
 

@@ -33,8 +33,10 @@ class EvaluationConfig(BaseModel):
         description="after those rounds, also score the cohort on what it receives next (before aggregation is over "
         "it was scored on what it trained): their difference is what a new download costs a client",
     )
-    splits: tuple[Literal["validation", "test"], ...] = Field(
-        ("validation", "test"), min_length=1, description="the splits that are scored"
+    splits: tuple[Literal["train", "validation", "test"], ...] = Field(
+        ("validation", "test"),
+        min_length=1,
+        description="the splits that are scored; train: what clients train on, as it is (without augment)",
     )
     unseen_clients: float = Field(
         0.0,
@@ -66,6 +68,8 @@ class EvaluationConfig(BaseModel):
     def _each_once(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(splits)) < len(splits):
             raise ValueError("each split may be there once")
+        if splits == ("train",):
+            raise ValueError("nothing is judged by training samples: add test or validation")
         return splits
 
     @model_validator(mode="after")

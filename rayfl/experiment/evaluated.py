@@ -29,9 +29,10 @@ def check_evaluated(config: ExperimentConfig, sizes: np.ndarray) -> None:
     Raises:
         DataError: no client has a sample to be judged by.
     """
-    splits, clients = config.evaluation.splits, len(sizes)
+    # nobody is judged by training samples, which every client has
+    splits, clients = [name for name in config.evaluation.splits if name != "train"], len(sizes)
     scored = {name: int((sizes[:, SPLITS.index(name)] > 0).sum()) for name in splits}
-    judged = "test" if "test" in splits else splits[0]
+    judged = "test" if "test" in splits else "validation"
     test = "null" if config.holdout.test is None else config.holdout.test
     holdout = f"holdout.test={test} holdout.validation={config.holdout.validation}"
     if not any(scored.values()) and config.evaluation.official_test:
@@ -106,8 +107,7 @@ def check_newcomers(config: ExperimentConfig, sizes: np.ndarray) -> None:
     Raises:
         DataError: none of them has a sample to be judged by.
     """
-    splits = config.evaluation.splits
-    judged = "test" if "test" in splits else splits[0]
+    judged = "test" if "test" in config.evaluation.splits else "validation"
     for split in ("train", judged):
         without = int((sizes[:, SPLITS.index(split)] == 0).sum())
         if without == len(sizes) and split == judged:

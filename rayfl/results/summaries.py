@@ -69,12 +69,12 @@ class ScoreTable:
         return found + (self._chosen(sweep) if sweep is not None else [])
 
     def _chosen(self, sweep: str) -> list[tuple[dict[str, Any], Statistics]]:
-        """Rows of the sweep's best member on test data (for all clients, and for each) and on the official part."""
+        """Rows of the sweep's best on test data (for all clients, and for each), training data, the official part."""
         grids = {
             split: {name: entries for name, entries in grid.items() if name.startswith(f"{sweep}=")}
             for split, grid in self._grids.items()
         }
-        test, official = grids.get("test", {}), grids.get("official", {})
+        test, others = grids.get("test", {}), [split for split in ("train", "official") if grids.get(split)]
         rows = []
         for judge in ("validation", "test"):
             grid = grids.get(judge, {})
@@ -86,8 +86,8 @@ class ScoreTable:
                 rows.append(self._row("test", f"{sweep}=best", judge, best, list(test[best].values())))
                 each = [test[self._best_of(grid, client, best)][client] for client in next(iter(test.values()))]
                 rows.append(self._row("test", f"{sweep}=best", f"{judge} per client", "", each))
-            if official and judge == "validation":
-                rows.append(self._row("official", f"{sweep}=best", judge, best, list(official[best].values())))
+            for split in others if judge == "validation" else ():
+                rows.append(self._row(split, f"{sweep}=best", judge, best, list(grids[split][best].values())))
         return rows
 
     def _mean(self, entries: Sequence[int]) -> float:

@@ -89,7 +89,11 @@ def check_measured(runs: Sequence[Run]) -> None:
     Raises:
         RunError: naming the run, and the option that makes them.
     """
-    options = {"unseen": "evaluation.unseen_clients=0.1", "official": "evaluation.official_personalized=true"}
+    options = {
+        "unseen": "evaluation.unseen_clients=0.1",
+        "official": "evaluation.official_personalized=true",
+        "train": "evaluation.splits=[train,validation,test]",
+    }
     for run in runs:
         for wanted in (run.measured.cohort, run.measured.split):
             rows = run.rounds.filter((pc.field("cohort") != "server") & run.measured.rows)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow.compute as pc
 
-Split = Literal["test", "validation", "official"]
+Split = Literal["test", "validation", "train", "official"]
 Cohort = Literal["all", "selected", "unseen"]
 Phase = Literal["received", "trained"]
 

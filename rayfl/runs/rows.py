@@ -171,7 +171,7 @@ def personalized_model(run: RunFolder, round: int, cohort: Cohort = "all") -> st
     """
     if run.own.sweep is None:
         return run.own.model
-    splits: tuple[Split, ...] = ("test", "official")
+    splits: tuple[Split, ...] = ("test", "official", "train")
     chosen = [summaries(run.rounds, *run.own.summary, Measured(split, cohort)) for split in splits]
     rows = next((table for table in chosen if table.num_rows), None) or personalized_rows(run, cohort=cohort)
     found = [row for row in rows.to_pylist() if row["round"] <= round]

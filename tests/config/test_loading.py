@@ -81,7 +81,7 @@ def test_all_problems_are_reported_at_once_with_path_allowed_values_and_nearest_
     assert "superfed" in lines["algorithm"]
     assert "did you mean 'rounds'?" in lines["train.round"]
     assert "greater than or equal to 0" in lines["train.lr"]
-    assert "allowed: validation, test" in lines["evaluation.splits.0"]
+    assert "allowed: train, validation, test" in lines["evaluation.splits.0"]
     assert "did you mean 'hidden'?" in lines["model.hiden"]
     assert "auto" in lines["cluster.num_actors"]
     assert "allowed: algorithm, augment, cl" in lines["foo"]

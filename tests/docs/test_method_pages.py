@@ -34,6 +34,7 @@ def test_pages_count_the_methods() -> None:
     for page in ("README.md", "docs/index.md", "docs/llms.txt"):
         counts = re.findall(r"(\d+) methods", " ".join((ROOT / page).read_text(encoding="utf-8").split()))
         assert counts and set(counts) == {str(len(METHODS))}, page
+    assert f"| methods | {len(METHODS)} |" in (ROOT / "docs/peers.md").read_text(encoding="utf-8")
 
 
 def test_every_method_has_a_page_a_paper_and_tests_of_its_invariants() -> None:

@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import rayfl
 from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, DataError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
 from rayfl.report.curves import progress_of_models
 from rayfl.report.drawing import Drawing
 from rayfl.report.rows import drawn
-from rayfl.runs.finding import load_run
-from rayfl.runs.rows import where
+from rayfl.runs.finding import check_measured, load_run
+from rayfl.runs.measured import Measured
+from rayfl.runs.rows import personalized_model, where
 from tests.cluster.rounds.test_unseen_clients import experiment as twelve_clients
 
 CLIENTS = 12
@@ -98,3 +100,36 @@ def test_reports_of_several_runs_say_it_of_all_of_them(run: Result, tmp_path: Pa
     everybody = load_run(str(rayfl.run(experiment(tmp_path, evaluation={"every": 1})).path), METHODS)
     assert "of 5 or all clients" in drawn([everybody, one])
     assert not drawn([everybody])
+
+
+def test_training_samples_are_scored_where_they_are_asked_for(run: Result, tmp_path: Path) -> None:
+    options = {"every": 1, "clients": 5, "splits": ["train", "validation", "test"]}
+    more = rayfl.run(experiment(tmp_path, evaluation=options))
+    others = where(more.rounds, split="test")
+    assert others.to_pylist() == where(run.rounds, split="test").to_pylist(), "no other row changes"
+    owners = pq.read_table(f"{more.path}/partition.parquet", filters=[("split", "=", "train")])["client"].to_numpy()
+    rows = where(more.clients, split="train", cohort="all", round=3, model="personalized").to_pylist()
+    assert [row["n"] for row in rows] == np.bincount(owners).tolist()
+    trained = where(more.rounds, split="train", cohort="selected", phase="trained").to_pylist()
+    assert [row["round"] for row in trained] == [1, 2, 3]
+
+
+def test_the_member_of_a_sweep_that_validation_chose_is_scored_on_training_samples(tmp_path: Path) -> None:
+    content = {**experiment(tmp_path), "algorithm": {"name": "superfed", "start": 0.1}}
+    content["evaluation"] = {"splits": ["train", "validation"], "every": 3}
+    result = rayfl.run(content)
+    (best,) = where(result.rounds, split="train", cohort="all", model="lambda=best").to_pylist()
+    assert (best["selected_on"], best["choice"][:7]) == ("validation", "lambda=")
+    opened = load_run(str(result.path), METHODS)
+    assert personalized_model(opened, 3) == best["choice"]
+    with pytest.raises(RunError, match=r"come with evaluation\.splits=\[train,validation,test\]"):
+        check_measured([load_run(str(rayfl.run(experiment(tmp_path, "no")).path), METHODS).viewed(Measured("train"))])
+
+
+def test_nobody_is_judged_by_training_samples_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing is judged by training samples: add test or validation"):
+        load_config(Experiment, experiment(tmp_path), {"evaluation.splits": ["train"]})
+    content = {**experiment(tmp_path, evaluation={"splits": ["train", "test"]}), "holdout": {"test": 0.0}}
+    with pytest.raises(DataError, match="no client has a test sample, so that nobody would be evaluated") as caught:
+        Parts(load_config(Experiment, content, {})).check()
+    assert "set evaluation.splits" not in str(caught.value)
