@@ -28,6 +28,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "race" / "contenders")]
 
+import torch
 from checks.page import write_page
 from checks.running import Check, Record, SkippedError, run_checks
 
@@ -94,6 +95,11 @@ def main() -> int:
         return 0
     if chosen.part is None or chosen.out is None:
         parser.error("--part and --out are needed")
+    if chosen.device == "cuda" and not torch.cuda.is_available():
+        parser.error(
+            f"torch {torch.__version__} sees no GPU (nvidia-smi says whether there is one, and for which CUDA): "
+            "install a torch built for the driver's CUDA, or rehearse with --device cpu"
+        )
     os.environ["CAMPAIGN_DEVICE"] = chosen.device
     if chosen.peers is not None:
         os.environ["CAMPAIGN_PEERS"] = str(chosen.peers.resolve())

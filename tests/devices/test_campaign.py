@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from scripts.gpu.checks import running
 from scripts.gpu.checks.bench import counted, shares
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +73,7 @@ def test_a_check_that_hangs_or_dies_costs_nothing_but_itself(tmp_path: Path) -> 
     }
     assert answers["hangs"]["found"] == answers["dies"]["found"] | {"begun": "hangs"}  # noted before it ended
     assert "no end within 8 s" in str(answers["hangs"]["reason"])
+    assert "fake.py" in (tmp_path / "hangs.log").read_text()  # where it was
     assert "exit code -9" in str(answers["dies"]["reason"])
     assert answers["mute"]["reason"] == "no answer: exit code 3"
     assert "| speed | at most 1 s | 0.5 | met |" in page
@@ -78,6 +83,43 @@ def test_a_check_that_hangs_or_dies_costs_nothing_but_itself(tmp_path: Path) -> 
 def test_a_part_ends_in_time(tmp_path: Path) -> None:
     answers, _ = ran(tmp_path, 4)
     assert {answer["reason"] for answer in answers.values()} == {"no time was left"}
+
+
+def test_a_process_that_cannot_be_ended_does_not_hold_up_the_next_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waits for a driver which does not answer."""
+    left: list[int] = []
+    monkeypatch.setattr(running, "_GRACE_S", 0.2)
+    monkeypatch.setattr(os, "killpg", lambda group, signal: left.append(group))
+    stubborn = "import signal, time; signal.signal(signal.SIGABRT, signal.SIG_IGN); time.sleep(600)"
+    check = running.Check("stubborn", 5.0, "", print)
+    try:
+        answers = running.run_checks([check], [sys.executable, "-c", stubborn], tmp_path, "campaign", 60.0)
+    finally:
+        for process in left:
+            os.kill(process, signal.SIGKILL)
+    assert answers["stubborn"]["status"] == "failed"
+    assert float(answers["stubborn"]["seconds"]) < 60
+
+
+def test_without_a_gpu_nothing_is_started(tmp_path: Path) -> None:
+    command, environment = [*SCRIPT, "--part", "a", "--out", str(tmp_path)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert ran.returncode == 2 and "sees no GPU" in ran.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("other", "apart"), [([1.0, 2.0], 0.0), ([1.5, 2.0], 0.5), ([1.0, float("nan")], float("nan"))]
+)
+def test_a_number_that_is_nan_is_no_agreement(
+    other: list[float], apart: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gpu"))
+    difference = importlib.import_module("checks.correct").difference
+    left, right = ({"a": {"b": torch.tensor(values)}, "c": 3, "d": torch.ones(2)} for values in ([1.0, 2.0], other))
+    assert difference(left, right) == pytest.approx(apart, nan_ok=True)
 
 
 def test_checks_are_listed_and_their_limits_leave_each_part_below_nine_minutes() -> None:

@@ -30,6 +30,7 @@ from checks.bench import (
     wait,
 )
 from checks.running import Check, Record, SkippedError
+from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.engine_section import EngineConfig
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.params import num_bytes
@@ -102,7 +103,9 @@ def steps_by_rows(record: Record) -> None:
             rows = clients * batch * network.rows_per_sample
             try:
                 taken = seconds(lambda s=stack, x=x, y=y, net=network: gradients_of(net, s, x, y), 2)  # type: ignore[misc]
-            except torch.OutOfMemoryError as error:
+            except Exception as error:
+                if not ran_out_of_memory(error) or not speed:
+                    raise
                 record.note(f"{name}, {clients} clients, {rows} rows", str(error)[:200])
                 break
             speed[rows] = clients * batch / taken

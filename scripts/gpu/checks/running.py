@@ -15,6 +15,8 @@ from typing import Any
 
 _LEAST_S = 5.0
 """With less time left a check is not started."""
+_GRACE_S = 3.0
+"""How long a process that is ended may take to say where it was, and then to be gone."""
 
 
 class SkippedError(Exception):
@@ -117,16 +119,25 @@ def _run(check: Check, command: Sequence[str], out: Path, limit_s: float) -> dic
     file.unlink(missing_ok=True)
     with (out / f"{check.name}.log").open("w") as log:
         process = subprocess.Popen(
-            [*command, "--check", check.name, "--out", str(file)], stdout=log, stderr=log, start_new_session=True
+            [*command, "--check", check.name, "--out", str(file)],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
         )
         try:
             ended = f"exit code {process.wait(limit_s)}"
         except subprocess.TimeoutExpired:
-            ended = f"no end within {limit_s:.0f} s"
+            ended = f"no end within {limit_s:.0f} s, its log says where it was"
+            process.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
         # Its children go with it: the group is this process's own.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # A process that waits for a driver which does not answer cannot be ended: the next check does not wait for it.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
     if not file.exists():
         return {"status": "failed", "reason": f"no answer: {ended}", "found": {}, "goals": []}
     answer: dict[str, Any] = json.loads(file.read_text())
