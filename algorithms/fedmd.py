@@ -70,7 +70,9 @@ class FedMD(Algorithm):
         ge=0,
         unless={"digest_epochs": (0,)},
     )
-    initial_epochs: int = setting(0, "", "epochs of a client on its own samples before it first says anything", ge=0)
+    initial_epochs: int = setting(
+        0, "", "epochs of a client on its own samples before it first says anything", ge=0, kept=True
+    )
     consensus: Literal["uniform", "samples"] = setting(
         "uniform",
         "",

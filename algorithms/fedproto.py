@@ -76,7 +76,7 @@ class FedProto(Algorithm):
     )
     forget_absent: bool = setting(False, "", "drop the prototypes of classes that nobody in the cohort has")
     initial: Literal["common", "own"] = setting(
-        "common", "", "initial v_k: the initial model of the federated methods, or an own draw per client"
+        "common", "", "initial v_k: the initial model of the federated methods, or an own draw per client", kept=True
     )
 
     def check(self, task: Task, context: RoundContext) -> None:

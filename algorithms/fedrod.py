@@ -61,7 +61,7 @@ class FedRoD(TrainedNewcomers):
         None, "eta_p", "learning rate of the personal head; null: that of the round, 0: the head stays as it is", ge=0
     )
     personal_init: Literal["copy", "zero"] = setting(
-        "copy", "", "a client's first personal head: a copy of the initial generic head, or zeros"
+        "copy", "", "a client's first personal head: a copy of the initial generic head, or zeros", kept=True
     )
     unseen: Literal["init", "global"] = setting(
         "init",

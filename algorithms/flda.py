@@ -55,7 +55,7 @@ class FLDA(TrainedNewcomers):
     )
     mix: Literal["probabilities", "logits"] = setting("probabilities", "", "what the gate mixes")
     gate_bias: float = setting(
-        0.0, "b_k", "initial bias of the gate; large: the shared model, very negative: the private"
+        0.0, "b_k", "initial bias of the gate; large: the shared model, very negative: the private", kept=True
     )
     gate_lr: float | None = setting(
         None, "eta_g", "learning rate of the gate; null: that of the models, 0: the gate stays as it is", ge=0

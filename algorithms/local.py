@@ -44,7 +44,7 @@ class Local(Algorithm):
         "sampled", "", "who trains in a round: the sampled clients, or all (needs train.clients_per_round=all)"
     )
     local_init: Literal["shared", "own"] = setting(
-        "shared", "", "initial v_k: the initial model of the federated methods, or an own draw per client"
+        "shared", "", "initial v_k: the initial model of the federated methods, or an own draw per client", kept=True
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
