@@ -43,6 +43,7 @@ from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
+from algorithms.fedtgp import FedTGP
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
@@ -105,6 +106,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedCP,
         GPFL,
         FedProto,
+        FedTGP,
         MOON,
         PFedSim,
         FedAMP,

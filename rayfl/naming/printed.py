@@ -44,6 +44,7 @@ PRINTED = {
     "fedprox": "FedProx",
     "fedrep": "FedRep",
     "fedrod": "Fed-RoD",
+    "fedtgp": "FedTGP",
     "fedyogi": "FedYogi",
     "flda": "FLDA",
     "flexlora": "FlexLoRA",

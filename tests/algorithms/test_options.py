@@ -44,6 +44,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedmd": {"digest_batch_size": 4, "alignment_samples": 6},
     "fedme": {"cluster_rounds": (1,), "tuning_data": "train"},
     "fedphp": {"transfer_weight": 0.1},
+    "fedtgp": {"server_epochs": 2},
     "flexlora": {"ranks": (1, 3, 2)},
     "floco": {"simplex_dimension": 2, "assignment_round": 1},
     "floco_plus": {"simplex_dimension": 2, "assignment_round": 1},

@@ -42,6 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fednova": {"name": "fednova"},
     "fedntd": {"name": "fedntd"},
     "fedgh": {"name": "fedgh"},
+    "fedtgp": {"name": "fedtgp", "server_epochs": 5},
     "feddistill": {"name": "feddistill"},
     "feddf": {"name": "feddf", "distill_steps": 20},
     "fedmd": {"name": "fedmd"},

@@ -8,6 +8,7 @@ from algorithms.feddistill import FedDistill
 from algorithms.fedfomo import FedFomo
 from algorithms.fedmd import FedMD
 from algorithms.fedproto import FedProto
+from algorithms.fedtgp import FedTGP
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedsim import PFedSim
@@ -48,6 +49,15 @@ EXCHANGES = {
         uploads=lambda network: ("sums", "counts"),
         private=frozenset({"local"}),
         averages=False,
+    ),
+    "fedtgp": Case(
+        FedTGP(server_epochs=3),
+        down=prototypes,
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"local"}),
+        averages=False,
+        relabels=False,
     ),
     "pfedsim": Case(PFedSim(), relabels=False),
     "fedamp": Case(
