@@ -60,6 +60,7 @@ from algorithms.local import Local
 from algorithms.mapper import Mapper
 from algorithms.moon import MOON
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.pfedfda import PFedFDA
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedme import PFedMe
@@ -100,6 +101,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBABU,
         FedPAC,
         FedRoD,
+        PFedFDA,
         FedDBE,
         FedALA,
         FedAS,

@@ -62,6 +62,7 @@ PRINTED = {
     "mapper": "MAPPER",
     "moon": "MOON",
     "per_fedavg": "Per-FedAvg",
+    "pfedfda": "pFedFDA",
     "pfedgraph": "pFedGraph",
     "pfedhn": "pFedHN",
     "pfedme": "pFedMe",

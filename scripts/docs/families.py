@@ -15,7 +15,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
-        "feddbe",
+        *("feddbe", "pfedfda"),
     ),
     "a mixture of the clients' models": (*("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn"),),
     "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "fedem"),

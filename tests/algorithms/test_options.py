@@ -83,6 +83,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("fedphp", "temperature"): {"transfer": "kd"},
     ("mapper", "select_on"): {"grid": (0.0, 0.3, 0.6, 1.0)},
     ("per_fedavg", "delta"): {"version": "hf"},
+    ("pfedfda", "fixed_beta"): {"interpolation": "fixed"},
     ("superfed", "lm_lstm_per_layer"): {"mode": "lm"},
     ("superfed", "start"): {"start": 0.4},
 }

@@ -67,6 +67,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedrep": {"name": "fedrep", "head_epochs": 2},
     "fedbabu": {"name": "fedbabu", "finetune_epochs": 2},
     "fedpac": {"name": "fedpac"},
+    "pfedfda": {"name": "pfedfda"},
     "pfedsim": {"name": "pfedsim", "warmup": 0.25},
     "hypcluster": {"name": "hypcluster", "clusters": 3},
     "ditto": {"name": "ditto", "unseen": "global"},
