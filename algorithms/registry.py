@@ -46,6 +46,7 @@ from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.fedsam import FedSAM
+from algorithms.fedtgp import FedTGP
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
@@ -63,6 +64,7 @@ from algorithms.mapper import Mapper
 from algorithms.moon import MOON
 from algorithms.pefll import PeFLL
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.pfedfda import PFedFDA
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedme import PFedMe
@@ -106,12 +108,14 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBABU,
         FedPAC,
         FedRoD,
+        PFedFDA,
         FedDBE,
         FedALA,
         FedAS,
         FedCP,
         GPFL,
         FedProto,
+        FedTGP,
         MOON,
         PFedSim,
         FedAMP,

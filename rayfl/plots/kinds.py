@@ -26,7 +26,7 @@ class Draw(Protocol):
 
 
 _SCORED = ("test", "validation")
-_TABLES, _SAMPLES = (*_SCORED, "official"), (*_SCORED, "train")
+_TABLES, _SAMPLES = (*_SCORED, "official", "train"), (*_SCORED, "train")
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
-        "feddbe",
+        *("feddbe", "pfedfda"),
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll"),
     ),
     "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "fedem"),
     "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per"),
-    "a model of its own, taught by outputs, features or heads": ("fedmd", "feddistill", "fedproto", "fedgh", "fedme"),
+    "a model of its own, taught by outputs, features or heads": (
+        *("fedmd", "feddistill", "fedproto", "fedtgp", "fedgh", "fedme"),
+    ),
     "adapters of its own in a pretrained model": ("fedalt", "feddpa"),
     "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
     "the one model of all": (

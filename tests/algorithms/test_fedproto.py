@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.fedproto import FedProto, nearest_prototype
+from algorithms.fedproto import FedProto
 from algorithms.local import Local
+from algorithms.parts.aligned_models import nearest_prototype
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.batches import plan_batches
 from rayfl.engine.classification import Classification

@@ -175,10 +175,11 @@ HEAD_NEEDED = {
     "gpfl",
     "fedcp",
     "fedas",
+    "pfedfda",
 }
 
 
-BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas"}
+BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas", "pfedfda"}
 
 
 @CASES_OF_KINDS
@@ -188,8 +189,8 @@ BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fe
         (("head",), HEAD_NEEDED, r"head"),
         (
             ("project", "inner"),
-            {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas"},
-            r"no body is left|no layer",
+            BODY_NEEDED,
+            r"no body is left|no layer|trains none",
         ),
     ],
     ids=["head", "probe"],

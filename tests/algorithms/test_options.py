@@ -45,6 +45,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedmd": {"digest_batch_size": 4, "alignment_samples": 6},
     "fedme": {"cluster_rounds": (1,), "tuning_data": "train"},
     "fedphp": {"transfer_weight": 0.1},
+    "fedtgp": {"server_epochs": 2},
     "flexlora": {"ranks": (1, 3, 2)},
     "floco": {"simplex_dimension": 2, "assignment_round": 1},
     "floco_plus": {"simplex_dimension": 2, "assignment_round": 1},
@@ -84,6 +85,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("fedphp", "temperature"): {"transfer": "kd"},
     ("mapper", "select_on"): {"grid": (0.0, 0.3, 0.6, 1.0)},
     ("per_fedavg", "delta"): {"version": "hf"},
+    ("pfedfda", "fixed_beta"): {"interpolation": "fixed"},
     ("superfed", "lm_lstm_per_layer"): {"mode": "lm"},
     ("superfed", "start"): {"start": 0.4},
 }

@@ -9,6 +9,7 @@ from algorithms.fedfomo import FedFomo
 from algorithms.fedmd import FedMD
 from algorithms.fedproto import FedProto
 from algorithms.pefll import PeFLL
+from algorithms.fedtgp import FedTGP
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedsim import PFedSim
@@ -49,6 +50,15 @@ EXCHANGES = {
         uploads=lambda network: ("sums", "counts"),
         private=frozenset({"local"}),
         averages=False,
+    ),
+    "fedtgp": Case(
+        FedTGP(server_epochs=3),
+        down=prototypes,
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"local"}),
+        averages=False,
+        relabels=False,
     ),
     "pfedsim": Case(PFedSim(), relabels=False),
     "fedamp": Case(

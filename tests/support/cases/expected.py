@@ -47,6 +47,12 @@ def triangle_names(network: Network) -> Iterable[str]:
     return {*network.parameter_names, "endpoints"} - {network.head_weight}
 
 
+def gaussian(network: Network) -> int:
+    """Scalars of a body, and of Gaussians of the head's inputs with one covariance."""
+    width = network.head_shape[1]
+    return body(network) + prototypes(network) + width**2
+
+
 def convolved(network: Network) -> int:
     """Scalars of a model and a convolution that fuses two sets of its features (flat, as wide as the head's inputs)."""
     width = network.initialize(0)[network.head_weight].shape[1]

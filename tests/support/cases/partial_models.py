@@ -14,6 +14,7 @@ from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
+from algorithms.pfedfda import PFedFDA
 from algorithms.pfedhn import PFedHN
 from tests.support.cases.base import Case
 from tests.support.cases.expected import (
@@ -21,6 +22,7 @@ from tests.support.cases.expected import (
     body_names,
     classes,
     features,
+    gaussian,
     head,
     head_names,
     names_and_statistics,
@@ -54,6 +56,14 @@ PARTIAL_MODELS = {
         private=frozenset({"personal"}),
         averages=False,
         relabels=False,
+    ),
+    "pfedfda": Case(
+        PFedFDA(),
+        down=gaussian,
+        up=gaussian,
+        uploads=lambda network: {*body_names(network), "means", "covariance"},
+        averages=False,
+        one_layer=False,
     ),
     "fedpac": Case(
         FedPAC(head_lr=0.05),
