@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.federated import FederatedDataset
+from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import NetworkTask
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, MethodError
 from rayfl.examples import InputSpec
 from rayfl.models.private_norm import private_names
 from rayfl.params import leaves
+from rayfl.storage import treefile
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device
 from rayfl.system.schedule import options_without_losses
@@ -32,6 +35,23 @@ def check_trainable(samples: np.ndarray, names: Sequence[str]) -> None:
             f"dataset: {len(idle)} of {len(samples)} clients have no training samples, so that they have no weight "
             f"in a mean and no update: {named}{', ...' if len(idle) > _SHOWN else ''}. Leave them out of the data set"
         )
+
+
+def check_server(server: Any, init: Callable[..., Any]) -> None:
+    """Refuses what a method's ``init`` has returned, unless it is a tree that can be kept.
+
+    Raises:
+        MethodError: naming what it is, or the value that cannot be kept.
+    """
+    where = own_definition(init)
+    if not isinstance(server, Mapping):
+        raise MethodError(
+            f"init must return the server's tree, a dict of tensors and numbers, got {server!r:.80}{where}"
+        )
+    try:
+        treefile.check(server)
+    except TypeError as error:
+        raise MethodError(f"what init returned cannot be kept: {error}{where}") from None
 
 
 def check_events(dataset: FederatedDataset, clients: int) -> None:

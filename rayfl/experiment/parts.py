@@ -26,6 +26,7 @@ from rayfl.experiment.checks import (
     check_optimizer,
     check_patches,
     check_private_norm,
+    check_server,
     check_system,
     check_trainable,
 )
@@ -40,6 +41,7 @@ from rayfl.experiment.evaluated import (
     check_unseen,
 )
 from rayfl.models.private_norm import PrivateNorm
+from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
 from rayfl.storage.commits import CommitStore
@@ -159,9 +161,15 @@ class Parts:
         return open_official_test(self.config.dataset.aimed_at(self.config.task.target), self.dataset, self.streams)
 
     def initial_server(self) -> Tree:
-        """The server's tree before round 0, without what stays with the clients."""
+        """The server's tree before round 0, without what stays with the clients.
+
+        Raises:
+            MethodError: the method's ``init`` returns something else than a tree.
+        """
         norm = PrivateNorm(self.task.network, self.config.train.private_norm, self.streams)
-        return norm.withheld(self.config.algorithm.init(self.task, self.context))
+        made = self.config.algorithm.init(self.task, self.context)
+        check_server(made, self.config.algorithm.init)
+        return norm.withheld(made)
 
     @property
     def storage(self) -> Storage:
@@ -253,6 +261,8 @@ class Parts:
         if self.config.engine.compile:
             check_compilable(self.task)
         algorithm.check(self.task, self.context)
+        if names_an_object(algorithm.name):
+            self.initial_server()  # now, to find out what is wrong with a user's own
         if self.config.train.private_norm != "none":
             check_private_norm(self.config, self.task, self.context)
         check_drawn(self.config)

@@ -18,6 +18,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree
+from tests.support.own_files import parts
 from tests.support.toy_networks import softmax_regression
 from tests.support.toys import Toy, random_clients
 
@@ -52,6 +53,20 @@ class ObjectiveAsynchronous(Averaging):
 
 class NoRound(Algorithm):
     name: str = "e"
+
+
+class NoServer(Averaging):
+    name: str = "f"
+
+    def init(self, task: Any, context: Any) -> Any:
+        super().init(task, context)
+
+
+class ServerWithANote(Averaging):
+    name: str = "g"
+
+    def init(self, task: Any, context: Any) -> Any:
+        return {**super().init(task, context), "note": "begun"}
 
 
 def passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,6 +207,20 @@ def test_trees_are_checked() -> None:
     with pytest.raises(MethodError, match=r"what round returned cannot be kept: .* 'names' is a str"):
         check_changes({"names": "x"}, NotAsynchronous())
     check_changes({}, NotAsynchronous())
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("NoServer", r"init must return the server's tree, .*, got None"),
+        ("ServerWithANote", r"what init returned cannot be kept: .* 'note' is a str"),
+    ],
+)
+def test_a_server_that_cannot_be_kept_is_refused_before_the_start(method: str, message: str) -> None:
+    begun = parts({"name": "digits"}, algorithm=f"{__name__}:{method}")
+    with pytest.raises(MethodError, match=message) as caught:
+        begun.check()
+    assert __file__ in str(caught.value)
 
 
 def test_attributes_cannot_be_set() -> None:
