@@ -12,7 +12,7 @@ from rich.table import Table as TerminalTable
 
 from rayfl.plots.style import draw_curve
 from rayfl.report.blocks import Block, Cell, Column, Figure, Paragraph, Table
-from rayfl.report.drawing import Drawing, table_of
+from rayfl.report.drawing import Drawing, legend_above, table_of
 from rayfl.report.grouping import Group
 from rayfl.report.harm import Over
 from rayfl.report.rows import RowKey, curve, shown_key
@@ -211,9 +211,7 @@ def drawing(groups: Sequence[Group]) -> Drawing | None:
     legends = [panel.get_legend_handles_labels() for panel in panels]
     drawn = {name: handle for handles, names in legends for handle, name in zip(handles, names, strict=True)}
     shown_labels = [label for label in labels if label in drawn]
-    figure.legend(
-        [drawn[label] for label in shown_labels], shown_labels, loc="outside upper center", ncols=min(4, len(labels))
-    )
+    legend_above(figure, [drawn[label] for label in shown_labels], shown_labels)
     caption = (
         f"{first.heading} on {run.measured.split} samples, mean over {run.measured.whose}, over what it took until "
         "then; one line for each run. Peak memory and states are of whole runs: one point, after the last evaluation."

@@ -14,7 +14,7 @@ from rayfl.plots.style import band, draw_curve, whole_numbers
 from rayfl.report.blocks import Cell, Column, Table, number
 from rayfl.report.cells import metric_cell, unit_of_bytes
 from rayfl.report.charts import Axis, Chart, Series
-from rayfl.report.drawing import Drawing, table_of
+from rayfl.report.drawing import Drawing, legend_above, table_of
 from rayfl.report.grouping import Group, shown_model
 from rayfl.report.rows import Curve, curve, drawn, evaluated, main_keys, shown_key
 from rayfl.results.schemas import metrics_of
@@ -150,7 +150,7 @@ def _drawing(name: str, title: str, caption: str, metric: Metric, lines: Lines, 
     if not panels[2].lines:
         panels[2].text(0.5, 0.5, "times of some\nrounds are missing", transform=panels[2].transAxes, ha="center")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(lines)))
+    legend_above(figure, handles, labels)
     axes_of_chart = [Axis(heading, whole=n == 0) for n, heading in enumerate(headings)]
     chart = Chart(axes_of_chart, metric.axis, metric.digits, series)
     return Drawing(name, title, caption, figure, _table(lines, over), chart)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,8 @@ INK, PAPER, GRID, FAINT = "#1c1d1f", "#fefefe", "#dcdde0", "#8a8d93"
 FORMATS = ("png", "svg", "pdf")
 _DPI = 150
 """Dots an inch of PNG, and of images within the others."""
+_LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN, _LEGEND_LINE_IN = 0.5, 0.072, 0.18
+"""About how much room an entry of a legend takes, in inches."""
 _VARIABLES = {
     INK: "ink",
     PAPER: "paper",
@@ -138,6 +140,15 @@ def inline_svg(drawing: Drawing) -> str:
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     size = f' style="max-width: {1.333 * float(width[1]):.0f}px"' if width else ""
     return text.replace("<svg ", f'<svg{size} role="img" aria-labelledby="{drawing.name}-title" ', 1)
+
+
+def legend_above(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Draws a legend above all panels, in at most four columns and as many as fit; the figure grows by its lines."""
+    widest = _LEGEND_HANDLE_IN + _LEGEND_CHARACTER_IN * max(map(len, labels))
+    columns = max(1, min(4, len(labels), int(figure.get_figwidth() / widest)))
+    more = -(-len(labels) // columns) - -(-len(labels) // 4)
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE_IN * more)
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
 def table_of(columns: Mapping[str, object]) -> pa.Table:

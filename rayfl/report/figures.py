@@ -13,7 +13,7 @@ from rayfl.plots.style import colour, dashes, draw_curve
 from rayfl.report.blocks import Cell, Column, Table
 from rayfl.report.cells import metric_cell
 from rayfl.report.charts import Axis, Chart, Series
-from rayfl.report.drawing import FAINT, Drawing, table_of
+from rayfl.report.drawing import FAINT, Drawing, legend_above, table_of
 from rayfl.report.grouping import Group
 from rayfl.report.rows import RowKey, bins, client_rows, evaluated, final_by_key, shown_key
 from rayfl.results.schemas import first_metric
@@ -118,7 +118,7 @@ def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: 
         left.set_ylim(0, 101)
         right.set_xlim(0, 100)
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(found)))
+    legend_above(figure, handles, labels)
     words = [_in_words(one, metric) for one in found]
     column = "accuracy" if metric.name == "top1" else metric.name
     data = table_of(

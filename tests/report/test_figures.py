@@ -10,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from matplotlib.figure import Figure
 
 from algorithms.registry import METHODS
-from rayfl.report.drawing import Drawing, styled
+from rayfl.report.drawing import Drawing, legend_above, styled
 from rayfl.report.figures import client_distribution
 from rayfl.report.rows import RowKey
 from rayfl.results.schemas import METRICS_KEY, metrics_of
 from rayfl.runs.finding import load_run
+from tests.plots.test_text_fits import faults
 
 
 def test_clients_whose_number_is_infinite_or_missing_are_counted(copied: Callable[..., Path]) -> None:
@@ -45,3 +47,18 @@ def test_clients_whose_number_is_infinite_or_missing_are_counted(copied: Callabl
         f"global, {count} clients (1 infinite and not in the picture, 1 more without a number): highest inf"
         in drawn.caption
     )
+
+
+def test_long_legends_are_not_cut_off() -> None:
+    for names in (
+        ["fedavg", "ditto"],
+        [f"superfed (orthogonality_weight={n}, proximal_weight=0.0)" for n in range(16)],
+    ):
+        with styled():
+            figure = Figure(figsize=(9.6, 3.8), layout="constrained")
+            axes = figure.subplots()
+            for name in names:
+                axes.plot([0, 1], label=name)
+            legend_above(figure, *axes.get_legend_handles_labels())
+            assert faults(figure) == []
+            assert axes.get_window_extent().height > 250
