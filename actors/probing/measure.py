@@ -218,5 +218,6 @@ def _too_large(memory: DeviceMemory, place: str, job: Job) -> str:
     room = memory.room()
     return (
         f"{place} has {room.free / 2**30:.1f} GiB for this run, too little for one client at a time (client "
-        f"{job.clients[0]}, {job.procedure}): lower train.batch_size, take a smaller model, or train on CPUs (cluster.device=cpu)"
+        f"{job.clients[0]}, {job.procedure}): lower train.batch_size, take a smaller model, or train on CPUs "
+        "(cluster.device=cpu)"
     )
