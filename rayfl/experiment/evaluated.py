@@ -30,7 +30,8 @@ def check_evaluated(config: ExperimentConfig, sizes: np.ndarray) -> None:
         DataError: no client has a sample to be judged by.
     """
     # nobody is judged by training samples, which every client has
-    splits, clients = [name for name in config.evaluation.splits if name != "train"], len(sizes)
+    splits: list[str] = [name for name in config.evaluation.splits if name != "train"]
+    clients = len(sizes)
     scored = {name: int((sizes[:, SPLITS.index(name)] > 0).sum()) for name in splits}
     judged = "test" if "test" in splits else "validation"
     test = "null" if config.holdout.test is None else config.holdout.test
