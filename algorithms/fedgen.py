@@ -49,7 +49,9 @@ def generated(generator: Mapping[str, Any], noise: Tensor, labels: Tensor, stati
 def _hidden(generator: Mapping[str, Any], noise: Tensor, labels: Tensor) -> Tensor:
     weight, bias = generator["first"]["weight"], generator["first"]["bias"]
     classes = weight.shape[1] - noise.shape[-1]
-    return F.linear(torch.cat([noise, torch.eye(classes).to(noise)[labels.long()]], -1), weight, bias)
+    # Made where it is needed: a step that waits for a transfer cannot be recorded as a CUDA graph.
+    ones = torch.eye(classes, dtype=noise.dtype, device=noise.device)
+    return F.linear(torch.cat([noise, ones[labels.long()]], -1), weight, bias)
 
 
 class FedGen(FineTuned):

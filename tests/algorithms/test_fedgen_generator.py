@@ -12,8 +12,11 @@ from torch import nn
 
 from algorithms.fedgen import FedGen, generated, heads_loss, shares
 from algorithms.parts.generators import diversity
+from rayfl.engine.transfers import move_trees
 from rayfl.params import Tree, copy, leaves
+from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.fedgen_toys import SMALL, TRAIN, fedavg, toy_of
+from tests.support.launches import Launches
 from tests.support.toy_networks import two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 
@@ -34,6 +37,19 @@ def test_inv_gen_5_diversity_is_in_the_unit_interval_and_1_where_nothing_differs
     two = diversity(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 4.0]]))
     # of four pairs, two are of different ones: 2 * (4 / 2) (3 / 3) / 4
     assert float(two) == pytest.approx(np.exp(-1.0))
+
+
+@PRETENDED
+def test_features_are_generated_without_a_transfer() -> None:
+    sizes = {"first": ((4, 5), (4,)), "second": ((3, 4), (3,))}
+    generator: Tree = {name: {"weight": torch.rand(w), "bias": torch.rand(b)} for name, (w, b) in sizes.items()}
+    generator["norm"] = {"gain": torch.rand(4), "offset": torch.rand(4)}
+    given = [generator, {"noise": torch.rand(6, 2), "labels": torch.arange(6) % 3, "mean": torch.rand(4)}]
+    with elsewhere() as device:
+        there, rest = move_trees(given, device)
+        with Launches() as counted:
+            generated(there, rest["noise"], rest["labels"], (rest["mean"], rest["mean"]))
+        assert not counted.waits
 
 
 def test_inv_gen_6_without_its_steps_the_generator_is_constant() -> None:
