@@ -8,8 +8,8 @@ from algorithms.feddistill import FedDistill
 from algorithms.fedfomo import FedFomo
 from algorithms.fedmd import FedMD
 from algorithms.fedproto import FedProto
-from algorithms.pefll import PeFLL
 from algorithms.fedtgp import FedTGP
+from algorithms.pefll import PeFLL
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedsim import PFedSim
