@@ -219,7 +219,8 @@ class PeFLL(Algorithm):
 
     def pull(self, embedding: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """<slope, v>, with v the mean of phi over the mini-batch."""
-        return frozen["slope"] @ embedded(embedding, task, frozen["like"], batch.x, batch.y).mean(0)
+        found: Tensor = frozen["slope"] @ embedded(embedding, task, frozen["like"], batch.x, batch.y).mean(0)
+        return found
 
     async def descend(self, server: Server, networks: Tree, gradient: Tree, memory: Tree | None = None) -> Tree:
         """Both networks and Adam's moments after a step along a gradient.
