@@ -87,7 +87,7 @@ def _of_all_samples(first: Metric) -> tuple[Metric, ...]:
 
 
 def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:
-    """Returns the columns of a comparison where none are chosen.
+    """Returns the columns of a comparison where none are chosen: of the metrics that all runs have.
 
     Raises:
         RunError: the runs have different tasks.
@@ -96,10 +96,10 @@ def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:
     found: dict[tuple[TaskMetric, ...], Run] = {}
     for run in evaluated:
         found.setdefault(metrics_of(run.rounds), run)
-    if len(found) > 1:
+    if len({metrics[0] for metrics in found}) > 1:
         names = "; ".join(f"{run.uri} by {', '.join(m.name for m in metrics)}" for metrics, run in found.items())
         raise RunError(f"the runs have different tasks, whose numbers cannot be compared; judged are {names}")
-    metrics = next(iter(found))
+    metrics = [metric for metric in next(iter(found)) if all(metric in others for others in found)]
     if metrics[0] == CLASSIFICATION.first:
         further = [metric for metric in metrics if metric not in CLASSIFICATION.metrics]
         return (*METRICS, *map(_column_of, further))

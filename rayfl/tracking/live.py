@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -159,10 +160,10 @@ def clock(seconds: float | None) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The newest values as a row of bars, the lowest of them lowest."""
+    """The newest values as a row of bars, the lowest of them lowest; those that are not finite are blanks."""
     shown = list(values)[-_SHOWN_POINTS:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    width = high - low or 1.0
-    return "".join(_BARS[min(len(_BARS) - 1, int((value - low) / width * len(_BARS)))] for value in shown)
+    finite = [value for value in shown if math.isfinite(value)]
+    low = min(finite, default=0.0) / 2  # halves: a difference of large numbers may be infinite
+    width = max(finite, default=0.0) / 2 - low or 1.0
+    bars = {value: _BARS[min(len(_BARS) - 1, int((value / 2 - low) / width * len(_BARS)))] for value in finite}
+    return "".join(bars.get(value, " ") for value in shown)

@@ -73,9 +73,10 @@ def test_inv_fda_1_with_the_global_gaussians_alone_it_is_fedbabu_whose_initial_h
         assert_equal(toy.server["gaussians"], gaussians)
 
 
-def test_inv_fda_2_rounds_are_those_of_an_oracle_in_plain_pytorch() -> None:
+@pytest.mark.parametrize(("least", "shrinkage"), [(3, 1e-4), (1, 0.1)])
+def test_inv_fda_2_rounds_are_those_of_an_oracle_in_plain_pytorch(least: int, shrinkage: float) -> None:
     beta = 0.3
-    toy = several(PFedFDA(interpolation="fixed", fixed_beta=beta))
+    toy = several(PFedFDA(interpolation="fixed", fixed_beta=beta, least_samples=least, shrinkage=shrinkage))
     network, streams = toy.task.network, toy.context.streams
     start, gaussians = initial(toy), toy.server["gaussians"]
     shared = {name: start[name] for name in ("inner.weight", "inner.bias")}
@@ -85,7 +86,7 @@ def test_inv_fda_2_rounds_are_those_of_an_oracle_in_plain_pytorch() -> None:
         replies, sizes = [], []
         for client in cohort:
             part = toy.dataset.load(client)["train"]
-            weight, bias = posterior_layer(means, covariance, priors(part.y))
+            weight, bias = posterior_layer(means, covariance, priors(part.y), shrinkage)
             model = {name: leaf.clone().requires_grad_() for name, leaf in shared.items()}
             optimizer = torch.optim.SGD(model.values(), lr=0.1, momentum=0.5, weight_decay=0.01)
             steps = 2 * -(-len(part.y) // 4)
@@ -96,7 +97,7 @@ def test_inv_fda_2_rounds_are_those_of_an_oracle_in_plain_pytorch() -> None:
                 optimizer.step()
             body = {name: leaf.detach() for name, leaf in model.items()}
             f = network.head_inputs_and_logits({**start, **body}, part.x)[0]
-            own = estimates(f, part.y, means, 3)
+            own = estimates(f, part.y, means, least)
             replies.append(
                 [*body.values(), *(beta * a + (1 - beta) * b for a, b in zip(own, (means, covariance), strict=True))]
             )
@@ -126,6 +127,14 @@ def test_inv_fda_3_mixing_lies_between_local_and_global_estimates(interpolation:
         assert -1e-12 <= share <= 1 + 1e-12
         shares[name] = share
     assert (abs(shares["means"] - shares["covariance"]) < 1e-10) == (interpolation == "single")
+
+
+def test_where_no_class_has_a_sample_for_each_fold_the_gaussians_stay() -> None:
+    received = several(PFedFDA()).server["gaussians"]
+    two, three, four = (several(PFedFDA(folds=count)).step([1])["gaussians"] for count in (2, 3, 4))  # three samples
+    assert_equal(four, received)
+    for found in (two, three):
+        assert not torch.equal(found["covariance"], received["covariance"])
 
 
 def test_inv_fda_4_of_equal_clients_the_server_has_the_gaussians_of_one() -> None:

@@ -125,6 +125,16 @@ def test_tasks_are_not_compared_with_each_other(runs: dict[str, Path]) -> None:
         metrics_for([load_run(str(runs[name]), REGISTERED) for name in ("ditto", "classes")])
 
 
+def test_runs_of_one_task_are_compared_by_the_metrics_that_both_have(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = {"storage_path": str(tmp_path), "name": "other", "algorithm": "local", "task.metrics": ["auroc"], **SHORT}
+    rayfl.run("quickstart-tabular", **other)
+    both = [str(tmp_path / "other"), str(runs["classes"])]
+    shown = json.loads(CliRunner().invoke(app, ["compare", *both, "--json"]).stdout)["numbers"]
+    metrics = {row["metric"] for row in shown}
+    assert {"top1", "loss", "auroc"} <= metrics and "f1_macro" not in metrics
+    said("report", *both, "--out", str(tmp_path / "page"))
+
+
 def test_the_report_on_one_run(runs: dict[str, Path], tmp_path: Path) -> None:
     said("report", str(runs["superfed"]), "--out", str(tmp_path / "one"))
     page = (tmp_path / "one" / "report.html").read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +48,8 @@ def test_a_sparkline_has_a_bar_per_value_and_keeps_their_order(values: list[floa
     assert len(line) == len(newest)
     for (a, x), (b, y) in zip(zip(newest, line, strict=True), list(zip(newest, line, strict=True))[1:], strict=False):
         assert (a <= b) <= (x <= y)
+
+
+def test_a_sparkline_leaves_out_what_is_not_finite() -> None:
+    assert sparkline([1.0, math.inf, 2.0, math.nan, -1e308, 1e308])[1::2] == "  █"
+    assert sparkline([math.inf]) == " "
