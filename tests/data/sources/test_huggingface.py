@@ -252,7 +252,7 @@ def test_a_folder_may_hold_the_copies_of_itself(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_none(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no/such does not exist: .*rayfl data prepare huggingface path=FOLDER"):
+    with pytest.raises(DataError, match=r"no/such does not exist .*: .*rayfl data prepare huggingface path=FOLDER"):
         HuggingFaceSource(path=Path("no/such"), root=tmp_path).open()
     with pytest.raises(DataError, match=r"has no Arrow or Parquet files"):
         HuggingFaceSource(path=tmp_path, root=tmp_path).open()
