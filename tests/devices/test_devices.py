@@ -172,7 +172,13 @@ class Interruption(Callback):
 
 
 @MOSTLY_STACKED
-@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS.keys())
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(run, id=name, marks=[] if name in ("superfed", "failures are skipped") else [pytest.mark.slow])
+        for name, run in RUNS.items()
+    ],
+)
 def test_whole_runs(settings: dict[str, Any], mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also commits, and what is restored from them."""
     options = {**SHORT, **settings, "engine.mode": mode, "storage_path": str(tmp_path)}

@@ -128,7 +128,7 @@ def test_what_cannot_be_drawn_is_refused(runs: dict[str, RunFolder], made: Runs,
     refused("is a run of classification; masks is of runs with task=segmentation", made("fedavg"))
     refused(r"client \d has other samples in .*other than in .*fedavg", runs["fedavg"], runs["other"])
     refused("there is no client 5 in .*numbered 0 to 4", runs["fedavg"], clients=[5])
-    refused("--split: masks takes train, validation, test, not 'official'", runs["fedavg"], split="official")
+    refused("--split: masks has no 'official'; there are test, validation, train", runs["fedavg"], split="official")
     refused("fedavg has no model 'local'", runs["fedavg"], model="local", clients=[0])
     refused("--samples: at least one", runs["fedavg"], samples=0)
     refused("has room for 4 of 5 panels", runs["fedavg"], runs["superfed"], runs["other"], size="icml-column")

@@ -28,6 +28,7 @@ def content(folder: Path, name: str, **cluster: Any) -> dict[str, Any]:
     return small_experiment(folder, name, "superfed-mm", num_actors=1, **cluster) | {"engine": engine}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_the_width_that_was_measured_is_used_and_noted_and_measuring_changes_no_bit(tmp_path: Path) -> None:
     rayfl.run(content(tmp_path, "measured"))

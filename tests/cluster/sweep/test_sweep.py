@@ -65,6 +65,7 @@ def test_experiments_of_a_sweep_are_those_of_single_runs_and_are_run_once(local_
     assert again.trials.equals(result.trials)
 
 
+@pytest.mark.slow
 def test_a_relative_folder_is_that_of_the_command(
     local_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

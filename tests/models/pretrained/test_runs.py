@@ -58,7 +58,13 @@ SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 """By method: its configuration, changes of the model, and how many scalars travel; down and up."""
 
 
-@pytest.mark.parametrize("name", SENT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in ("LG-FedAvg of B", "Ditto", "FLoRA", "FlexLoRA") else [])
+        for name in SENT
+    ],
+)
 def test_messages_are_what_is_shared_and_stacks_are_looped_clients(name: str, tmp_path: Path) -> None:
     method, model, scalars = SENT[name]
     for mode in ("looped", "vectorized"):
