@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 import jinja2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cluster.jobs.shipping import check_places
 from cluster.jobs.slurm_arrays import split_sweep
-from rayfl.config.cluster_section import ClusterConfig
+from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 from rayfl.naming.texts import matching
 
@@ -154,7 +155,7 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     resources: dict[str, Any] = {"cpu": str(chosen.cpus_per_node), "memory": f"{chosen.memory_per_node}Gi"}
     if chosen.gpus_per_node:
         resources["nvidia.com/gpu"] = str(chosen.gpus_per_node)
-    given = {word.partition("=")[0] for word in run if "=" in word}
+    given = _options(run)
     if chosen.array and chosen.sweep:
         raise ConfigError("--array N is a job a seed, --sweep a job an experiment: give seed=0:N to --sweep alone")
     if chosen.array and given & {"seed", "name"}:
@@ -196,17 +197,19 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     return environment.get_template(_FILES[kind]).render(values)
 
 
-def check_fits(kind: Kind, chosen: TemplateOptions, run: ClusterConfig) -> None:
-    """Checks that a run can use the nodes that are asked for.
+def check_fits(kind: Kind, chosen: TemplateOptions, config: ExperimentConfig, words: Sequence[str] = ()) -> None:
+    """Checks that a run can use the nodes that are asked for, and keeps its results.
 
     Args:
         kind: of the file.
         chosen: what the cluster should look like.
-        run: the section ``cluster`` of the run's configuration.
+        config: the run's configuration.
+        words: what :func:`render` is given for the run.
 
     Raises:
-        ConfigError: when nodes would be idle, or lack the GPUs that the run needs.
+        ConfigError: when nodes would be idle, or lack the GPUs that the run needs, or results would lie in a pod.
     """
+    run = config.cluster
     if run.address is not None:
         raise ConfigError(
             f"cluster.address={run.address}: the run would go to that cluster, and the nodes that are asked for here "
@@ -220,6 +223,9 @@ def check_fits(kind: Kind, chosen: TemplateOptions, run: ClusterConfig) -> None:
         )
     if run.device == "cuda" and not chosen.gpus_per_node:
         raise ConfigError("cluster.device=cuda needs GPUs, and nodes have none: give --gpus-per-node, or leave it out")
+    if kind == "kuberay":
+        named = "storage_path" in _options(words)
+        check_places(config if named else config.model_copy(update={"storage_path": _CLAIM_FOLDER}))
 
 
 def _version_of(package: str) -> tuple[int, ...]:
@@ -250,8 +256,12 @@ def _placement(chosen: TemplateOptions) -> dict[str, Any]:
     return found
 
 
+def _options(words: Sequence[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if "=" in word}
+
+
 def _command(name: str | None, folder: str, run: Sequence[str]) -> str:
-    given = {word.partition("=")[0] for word in run if "=" in word}
+    given = _options(run)
     wanted = {"name": name, "storage_path": folder}
     added = [f"{key}={value}" for key, value in wanted.items() if value is not None and key not in given]
     return shlex.join(["rayfl", "run", *run, *added])

@@ -131,7 +131,8 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         if run:
             common, experiments = split_sweep(run) if sweep else (run, [[]])
             for experiment in experiments:
-                check_fits(kind.value, chosen, load(common[0], [*common[1:], *experiment]).cluster)
+                words = [*common, *experiment]
+                check_fits(kind.value, chosen, load(words[0], words[1:]), words)
             if Path(run[0]).expanduser().is_file():
                 warnings.append(f"{run[0]} is read where the run starts: see that it is there too")
         if out is not None:

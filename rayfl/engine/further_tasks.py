@@ -115,7 +115,10 @@ class Multilabel(NetworkTask):
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Returns the mean binary cross-entropy over samples and labels."""
-        weight = None if self._positive_weight is None else outputs.new_tensor(self._positive_weight)
+        weight = None
+        if self._positive_weight is not None:
+            # Filled in place: a vector that is brought from the host would have the host wait in each step.
+            weight = torch.stack([outputs.new_full((), one) for one in self._positive_weight])
         losses = F.binary_cross_entropy_with_logits(outputs, batch.y, pos_weight=weight, reduction="none")
         return batch.mean(losses.mean(-1))
 

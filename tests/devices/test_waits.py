@@ -14,7 +14,9 @@ from algorithms.superfed import SuPerFed
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of
 from rayfl.engine import transfers
+from rayfl.engine.further_tasks import Multilabel
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import Batch
 from rayfl.engine.transfers import move_trees
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
@@ -98,3 +100,15 @@ def test_what_is_known_of_leaves_is_not_looked_at_again() -> None:
     for tree in trees[:2]:
         expected.add(Weighted(tree, 3))
     assert_equal(mean, expected.mean())
+
+
+def test_positive_weights_are_not_waited_for() -> None:
+    outputs, labels = torch.randn(4, 3), (torch.rand(4, 3) > 0.5).float()
+    task = Multilabel(two_layers(), positive_weight=(1.0, 2.0, 5.0))
+    with elsewhere() as device:
+        there = move_trees([{"outputs": outputs, "labels": labels}], device)[0]
+        with Launches() as counted:
+            found = task.loss_of(there["outputs"], Batch(there["labels"], there["labels"]))
+        assert not counted.waits
+        back = move_trees([{"loss": found}], CPU)[0]["loss"]
+    torch.testing.assert_close(back, task.loss_of(outputs, Batch(labels, labels)))

@@ -287,6 +287,26 @@ def test_of_a_configuration_in_a_file_it_is_said_that_the_cluster_reads_it(tmp_p
     assert "is read where the run starts" in done.stderr.replace("\n", " ")
 
 
+def test_results_do_not_lie_in_a_pod(tmp_path: Path) -> None:
+    def template(kind: str, *run: str) -> str:
+        return CliRunner().invoke(app, ["cluster", "template", kind, *run], catch_exceptions=False).stdout
+
+    for option, *further in (("storage_path",), ("storage.copies_path", "storage.copies=2")):
+        with pytest.raises(ConfigError, match=f"{option}=runs would lie in the folder where the job runs"):
+            template("kuberay", "quickstart", *further, f"{option}=runs")
+        placed = f"{option}=s3://bucket/runs"
+        assert placed in template("kuberay", "quickstart", *further, placed)
+        # Jobs of SLURM start where they were submitted, in a folder that nodes share.
+        assert f"{option}=runs" in template("slurm", "quickstart", *further, f"{option}=runs")
+    config = tmp_path / "mine.yaml"
+    config.write_text(
+        "storage_path: runs\ndataset: digits\nmodel: two_nn\nalgorithm: fedavg\n"
+        "partition: {name: iid, num_clients: 4}\n"
+    )
+    # The file's folder is not used: the command has one of its own.
+    assert "storage_path=/shared/runs" in template("kuberay", str(config))
+
+
 def test_one_node_of_slurm_may_train_without_ray() -> None:
     run = ["quickstart", "cluster.backend=inline"]
     assert CliRunner().invoke(app, ["cluster", "template", "slurm", *run], catch_exceptions=False).exit_code == 0
