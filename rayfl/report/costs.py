@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from rayfl.report.rows import RowKey, curve, shown_key
 from rayfl.results.schemas import first_metric
 from rayfl.runs.loading import Run
 
+_DIGITS = 4
+"""Of a cost."""
 _WIDTH = 9.6
 
 
@@ -246,10 +249,17 @@ def _points(label: str, run: Run, metric: str) -> list[dict[str, Any]]:
 def _cell(over: Over | None, cost: Cost) -> Cell:
     if over is None:
         return Cell("-", float("inf"))
-    spread = "" if over.std is None else f" +- {_shown(cost.scale * over.std, 3)}"
-    return Cell(f"{_shown(cost.scale * over.mean, 4)}{spread}", cost.scale * over.mean)
+    mean, std = cost.scale * over.mean, None if over.std is None else cost.scale * over.std
+    return Cell(_shown(mean) if std is None else _with_spread(mean, std), mean)
 
 
-def _shown(value: float, digits: int) -> str:
-    """Returns a number with some digits, and all of those in front of its point."""
-    return f"{value:,.0f}" if value >= 10**digits else f"{value:,.{digits}g}"
+def _shown(value: float) -> str:
+    """Returns a number with four digits, and all of those in front of its point."""
+    return f"{value:,.0f}" if value >= 10**_DIGITS else f"{value:,.{_DIGITS}g}"
+
+
+def _with_spread(mean: float, std: float) -> str:
+    """Returns both; the spread ends at the digit at which the mean ends."""
+    first = math.floor(math.log10(mean)) if mean > 0 else 0
+    places = max(_DIGITS - 1 - first, 0)
+    return f"{mean:,.{places}f} +- {std:,.{places}f}"

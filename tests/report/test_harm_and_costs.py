@@ -250,3 +250,18 @@ def test_the_legend_has_methods_of_which_a_cost_is_not_known(folder: Path) -> No
     assert drawn is not None
     (legend,) = drawn.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["ditto", "local"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [
+        (12.3, 0.456, "12.30 +- 0.46"),
+        (0.0123, 0.004, "0.01230 +- 0.00400"),
+        (123456.0, 12.5, "123,456 +- 12"),
+        (0.0, 0.0, "0.000 +- 0.000"),
+        (4.0, None, "4"),
+    ],
+)
+def test_the_spread_of_a_cost_ends_where_its_mean_ends(mean: float, std: float | None, text: str) -> None:
+    seconds = costs.Cost("seconds", "seconds", 1.0, lambda run: mean)
+    assert costs._cell(harm.Over(mean, std), seconds).text == text
