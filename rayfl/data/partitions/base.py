@@ -54,7 +54,40 @@ class SizedPartition(BaseModel, ABC):
             )
 
 
-class PathologicalPartition(SizedPartition):
+class SkewedPartition(SizedPartition):
+    """A partition that gives clients different labels; a share of the samples may be dealt evenly all the same."""
+
+    iid_share: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the samples that is dealt at random, in near-equal numbers, as by `iid`; the others are "
+        "divided by the partition (similarity of clients; Karimireddy et al., SCAFFOLD, 2020, section 7).",
+    )
+
+    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """See the base class; uses the stream ``split.iid`` too where ``iid_share`` is not 0."""
+        self._check_enough(labels)
+        if not self.iid_share:
+            return self.divide(labels, streams)
+        order = streams.generator("split.iid").permutation(len(labels))
+        even, rest = np.split(order, [round(self.iid_share * len(labels))])
+        if len(rest) < self.num_clients and len(rest):
+            raise DataError(
+                f"partition.iid_share is {self.iid_share}: the {len(rest)} samples that it leaves are fewer than the "
+                f"{self.num_clients} clients; lower it, or set partition.name=iid"
+            )
+        rest = np.sort(rest)
+        parts = self.divide(labels[rest], streams) if len(rest) else [rest] * self.num_clients
+        hands = np.array_split(even, len(parts))
+        return [sorted_union([rest[part], hand]) for part, hand in zip(parts, hands, strict=True)]
+
+    @abstractmethod
+    def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+        """The samples of every client, of those that are not dealt evenly; see :meth:`assign`."""
+
+
+class PathologicalPartition(SkewedPartition):
     """Shards of the samples sorted by label, dealt to the clients (McMahan et al., 2017, section 3).
 
     Shards have equal sizes where ``shards_per_client * num_clients`` divides N, and differ by one sample otherwise.
@@ -72,9 +105,8 @@ class PathologicalPartition(SizedPartition):
         "i, i + K, i + 2K, ... without randomness (the published code of SuPerFed).",
     )
 
-    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+    def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
         """See the base class; N must be at least the number of shards."""
-        self._check_enough(labels)
         num_shards = self.shards_per_client * self.num_clients
         if num_shards > len(labels):
             raise DataError(
@@ -91,7 +123,7 @@ class PathologicalPartition(SizedPartition):
         return [sorted_union([shards[shard] for shard in row]) for row in chosen]
 
 
-class ClassesPartition(SizedPartition):
+class ClassesPartition(SkewedPartition):
     """A fixed number of distinct classes for each client (Li et al., FedPHP, 2021, published code).
 
     Clients take consecutive classes from shuffled lists of all classes; the shuffled samples of a class are cut
@@ -104,23 +136,10 @@ class ClassesPartition(SizedPartition):
     )
     classes_per_client: int = Field(ge=1, description="Number of distinct classes that each client holds.")
 
-    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+    def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
         """See the base class; the clients together must draw every class that occurs in ``labels``."""
-        self._check_enough(labels)
-        classes = np.unique(labels)
-        if self.classes_per_client > len(classes):
-            raise DataError(
-                f"partition.classes_per_client is {self.classes_per_client}, but the data have only {len(classes)} "
-                f"classes; set it to {len(classes)} or less"
-            )
-        if self.num_clients * self.classes_per_client < len(classes):
-            raise DataError(
-                f"partition.num_clients is {self.num_clients}: with partition.classes_per_client = "
-                f"{self.classes_per_client} some of the {len(classes)} classes would go to nobody; at least "
-                f"{-(-len(classes) // self.classes_per_client)} clients are needed"
-            )
-        generator = streams.generator("split")
-        drawn = self._draw_classes(classes, generator)
+        classes, generator = np.unique(labels), streams.generator("split")
+        drawn = dealt_classes(classes, self.num_clients, self.classes_per_client, generator)
         parts: list[list[np.ndarray]] = [[] for _ in drawn]
         for label in classes:
             holders = [client for client, held in enumerate(drawn) if label in held]
@@ -133,19 +152,6 @@ class ClassesPartition(SizedPartition):
             for client, chunk in zip(holders, np.array_split(samples, len(holders)), strict=True):
                 parts[client].append(chunk)
         return [sorted_union(chunks) for chunks in parts]
-
-    def _draw_classes(self, classes: np.ndarray, generator: np.random.Generator) -> list[list[int]]:
-        """The distinct classes of every client."""
-        remaining: list[int] = []
-        drawn = []
-        for _ in range(self.num_clients):
-            held, remaining = remaining[: self.classes_per_client], remaining[self.classes_per_client :]
-            missing = self.classes_per_client - len(held)
-            if missing:
-                shuffled = _shuffle_after(held, missing, classes, generator)
-                held, remaining = held + shuffled[:missing], shuffled[missing:]
-            drawn.append(held)
-        return drawn
 
 
 class IIDPartition(SizedPartition):
@@ -222,6 +228,43 @@ class NaturalPartition(BaseModel):
 def sorted_union(parts: list[np.ndarray]) -> np.ndarray:
     """The indices of all parts, ascending, int64."""
     return np.sort(np.concatenate(parts)).astype(np.int64, copy=False)
+
+
+def dealt_classes(
+    classes: np.ndarray, num_clients: int, classes_per_client: int, generator: np.random.Generator
+) -> list[list[int]]:
+    """The distinct classes of every client: consecutive ones of shuffled lists of all classes.
+
+    Args:
+        classes: labels that occur, ascending.
+        num_clients: number of clients K.
+        classes_per_client: how many each gets.
+        generator: shuffles the lists.
+
+    Raises:
+        DataError: a client would get more classes than there are, or some class would go to nobody.
+    """
+    if classes_per_client > len(classes):
+        raise DataError(
+            f"partition.classes_per_client is {classes_per_client}, but the data have only {len(classes)} "
+            f"classes; set it to {len(classes)} or less"
+        )
+    if num_clients * classes_per_client < len(classes):
+        raise DataError(
+            f"partition.num_clients is {num_clients}: with partition.classes_per_client = {classes_per_client} some of "
+            f"the {len(classes)} classes would go to nobody; at least {-(-len(classes) // classes_per_client)} clients "
+            "are needed"
+        )
+    remaining: list[int] = []
+    drawn = []
+    for _ in range(num_clients):
+        held, remaining = remaining[:classes_per_client], remaining[classes_per_client:]
+        missing = classes_per_client - len(held)
+        if missing:
+            shuffled = _shuffle_after(held, missing, classes, generator)
+            held, remaining = held + shuffled[:missing], shuffled[missing:]
+        drawn.append(held)
+    return drawn
 
 
 def _shuffle_after(held: list[int], count: int, classes: np.ndarray, generator: np.random.Generator) -> list[int]:

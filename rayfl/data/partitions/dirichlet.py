@@ -7,19 +7,21 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.partitions.base import SizedPartition, sorted_union
+from rayfl.data.partitions.base import SkewedPartition, dealt_classes, sorted_union
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
 _MOST_DRAWS = 1000
 
 
-class DirichletPartition(SizedPartition):
+class DirichletPartition(SkewedPartition):
     """Every class is cut among the clients by proportions from a Dirichlet distribution (Hsu et al., 2019).
 
     With ``cap`` a client that holds N / K samples or more gets no part of further classes, which softly balances the
     sizes (Yurochkin et al., 2019; Wang et al., FedMA, 2020; the published code of SuPerFed). Without it and with
-    ``size_alpha`` the proportions are multiplied by factors from a second Dirichlet distribution over clients.
+    ``size_alpha`` the proportions are multiplied by factors from a second Dirichlet distribution over clients. With
+    ``classes_per_client`` a class is cut among the clients that it was dealt to, as by ``classes`` (extended Dirichlet,
+    Li and Lyu, 2023).
     """
 
     name: Literal["dirichlet"] = Field(
@@ -31,6 +33,9 @@ class DirichletPartition(SizedPartition):
     size_alpha: float | None = Field(
         default=None, gt=0, description="Concentration of size factors over clients; null: no such factors."
     )
+    classes_per_client: int | None = Field(
+        default=None, ge=1, description="Most classes of a client, dealt as by `classes`; null: all."
+    )
     min_samples: int = Field(default=1, ge=1, description="Least number of samples of a client.")
     small_clients: Literal["redraw", "drop"] = Field(
         default="redraw",
@@ -38,13 +43,13 @@ class DirichletPartition(SizedPartition):
         "samples out (the published code of SuPerFed, with 11).",
     )
 
-    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+    def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
         """See the base class; with ``small_clients="drop"`` there may be fewer than K arrays.
 
         Raises:
-            DataError: no draw of a thousand gives every client ``min_samples``, or all clients would be left out.
+            DataError: no draw of a thousand gives every client ``min_samples``, all clients would be left out, or
+                some class would go to nobody.
         """
-        self._check_enough(labels)
         generator = streams.generator("split")
         factors = np.ones(self.num_clients)
         if self.size_alpha is not None:
@@ -68,14 +73,19 @@ class DirichletPartition(SizedPartition):
     def _draw(self, labels: np.ndarray, factors: np.ndarray, generator: np.random.Generator) -> list[list[np.ndarray]]:
         clients = self.num_clients
         parts: list[list[np.ndarray]] = [[np.empty(0, dtype=np.int64)] for _ in range(clients)]
-        held = np.zeros(clients, dtype=np.int64)
-        for label in np.unique(labels):
+        held, classes, dealt = np.zeros(clients, dtype=np.int64), np.unique(labels), None
+        if self.classes_per_client is not None:
+            dealt = dealt_classes(classes, clients, self.classes_per_client, generator)
+        for label in classes:
+            may = np.array([dealt is None or label in dealt[client] for client in range(clients)])
             samples = generator.permutation(np.flatnonzero(labels == label))
-            share = generator.dirichlet(np.full(clients, self.alpha)) * factors
-            if self.cap:
-                share = np.where(held < len(labels) / clients, share, 0.0)
+            free = may & (held < len(labels) / clients)
+            # Zero for some and scaled, the proportions are those of a Dirichlet distribution over the others.
+            share = np.where(
+                free if self.cap else may, generator.dirichlet(np.full(clients, self.alpha)) * factors, 0.0
+            )
             if not share.sum() > 0:  # all of a tiny concentration's mass lay on clients that are full
-                share = (held < len(labels) / clients).astype(float)
+                share = (free if free.any() else may).astype(float)
             cuts = np.floor(np.cumsum(share / share.sum())[:-1] * len(samples) + 1e-9).astype(np.int64)
             for client, chunk in enumerate(np.split(samples, cuts)):
                 parts[client].append(chunk)
@@ -83,7 +93,7 @@ class DirichletPartition(SizedPartition):
         return parts
 
 
-class DirichletEqualPartition(SizedPartition):
+class DirichletEqualPartition(SkewedPartition):
     """Clients of equal size, each with label proportions of its own from a Dirichlet distribution.
 
     Slots are filled one after the other, in a random order of all clients' slots: the slot's client draws a class from
@@ -97,9 +107,8 @@ class DirichletEqualPartition(SizedPartition):
     )
     alpha: float = Field(gt=0, description="Concentration of the label proportions.")
 
-    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+    def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
         """See the base class."""
-        self._check_enough(labels)
         generator = streams.generator("split")
         stock = Stock(labels, generator)
         proportions = generator.dirichlet(np.full(stock.num_classes, self.alpha), size=self.num_clients)
@@ -113,7 +122,7 @@ class DirichletEqualPartition(SizedPartition):
         return [np.sort(np.array(part, dtype=np.int64)) for part in parts]
 
 
-class LabelAndSizePartition(SizedPartition):
+class LabelAndSizePartition(SkewedPartition):
     """Sizes from one Dirichlet distribution over clients, labels from another per client (FedMe, section 5).
 
     Clients draw, in random order, from their label proportions restricted to classes that have samples left.
@@ -125,9 +134,8 @@ class LabelAndSizePartition(SizedPartition):
     alpha_label: float = Field(default=0.5, gt=0, description="Concentration of a client's label proportions.")
     alpha_size: float = Field(default=10.0, gt=0, description="Concentration of the sizes.")
 
-    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+    def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
         """See the base class."""
-        self._check_enough(labels)
         generator = streams.generator("split")
         stock = Stock(labels, generator)
         sizes = self._sizes(len(labels), generator)

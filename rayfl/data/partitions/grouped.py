@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rayfl.data.partitions.base import SizedPartition, sorted_union
+from rayfl.data.partitions.base import SizedPartition, SkewedPartition, sorted_union
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
@@ -78,7 +78,7 @@ class PrimaryClassesPartition(SizedPartition):
         return counts
 
 
-class ClassBlocksPartition(SizedPartition):
+class ClassBlocksPartition(SkewedPartition):
     """Consecutive classes for groups of clients: PFLlib's pathological setting (Zhang et al., 2025, published code).
 
     The first s classes go to the first g = ceil(K s / C) clients, the next s classes to the next g, and so on. Samples
@@ -99,13 +99,12 @@ class ClassBlocksPartition(SizedPartition):
         description="Unbalanced: a client's part of a class is at least this divided by the number of classes.",
     )
 
-    def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
+    def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
         """See the base class.
 
         Raises:
             DataError: a class would go to nobody, or has too few samples for its clients.
         """
-        self._check_enough(labels)
         classes = np.unique(labels)
         group, wide = -(-self.num_clients * self.classes_per_client // len(classes)), self.classes_per_client
         if wide > len(classes) or -(-self.num_clients // group) < -(-len(classes) // wide):

@@ -113,3 +113,38 @@ def test_fedmas_form_without_cap_has_the_predicted_sizes(cap: bool) -> None:
         for s in range(12)
     ]
     assert (850 < np.mean(spread) < 1150) == (not cap)
+
+
+@pytest.mark.parametrize("cap", [True, False])
+def test_of_few_classes_each_is_cut_by_a_dirichlet_distribution_over_its_clients(cap: bool) -> None:
+    """Extended Dirichlet: 20 clients with 3 of 10 classes each, so that 6 clients hold a class."""
+    settings_ = {"num_clients": 20, "classes_per_client": 3, "cap": cap}
+    even = histogram(CIFAR, DirichletPartition(**settings_, alpha=1e9).assign(CIFAR, RandomStreams(0)))
+    assert ((even > 0).sum(0) == 6).all()
+    assert (even > 0).sum(1).max() == 3
+    if not cap:
+        assert np.abs(even[even > 0] - 5000 / 6).max() <= 1
+    skewed = DirichletPartition(**settings_, alpha=0.5).assign(CIFAR, RandomStreams(0))
+    check(CIFAR, skewed, 20)
+    counts = histogram(CIFAR, skewed)
+    assert (counts > 0).sum(1).max() <= 3
+    assert counts.max() > 1500  # E[max] of Dir(0.5) over six is about half a class
+
+
+def test_the_proportions_of_few_classes_have_the_moments_of_their_distribution() -> None:
+    """A share of a class of Dir(alpha 1_6) has mean 1/6 and variance 5 / 36 / (6 alpha + 1)."""
+    partition = DirichletPartition(num_clients=20, classes_per_client=3, alpha=2.0, cap=False)
+    shares = []
+    for seed in range(60):
+        counts = histogram(CIFAR, partition.assign(CIFAR, RandomStreams(seed)))
+        shares.append(np.sort(counts / 5000, axis=0)[-6:])  # a client of a class has some sample, but for chance
+    values = np.concatenate(shares).ravel()
+    assert values.mean() == pytest.approx(1 / 6)
+    assert values.var() == pytest.approx(5 / 36 / 13, rel=0.1)
+
+
+def test_with_more_or_too_few_classes_than_there_are_the_field_is_named() -> None:
+    with pytest.raises(DataError, match="classes_per_client is 11, but the data have only 10"):
+        DirichletPartition(num_clients=20, classes_per_client=11, alpha=1).assign(CIFAR, RandomStreams(0))
+    with pytest.raises(DataError, match="some of the 10 classes would go to nobody; at least 5 clients"):
+        DirichletPartition(num_clients=4, classes_per_client=2, alpha=1).assign(CIFAR, RandomStreams(0))

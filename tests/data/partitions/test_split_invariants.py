@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from rayfl.data.partitions.base import PathologicalPartition
 from rayfl.data.partitions.registry import Partition
+from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -25,6 +27,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 GIVEN_BY_OTHERS = {"natural", "file", "flower"}
 """Clients are those of the data, of a file, or of another library's partitioner."""
+
+
+SKEWED = [name for name in OPTIONS if name not in {"iid", "primary_classes", "class_groups", "domains"}]
 
 
 def labels() -> np.ndarray:
@@ -49,3 +54,38 @@ def test_clients_are_disjoint_sorted_and_drawn_from_the_seed_alone(name: str, se
     assert all(part.dtype == np.int64 and len(part) and (np.diff(part) > 0).all() for part in parts)
     again = partition.assign(data.copy(), RandomStreams(seed))
     assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))  # SPLIT-4
+
+
+@pytest.mark.parametrize("name", SKEWED)
+def test_a_share_of_the_samples_may_be_dealt_evenly(name: str) -> None:
+    def assigned(share: float) -> list[np.ndarray]:
+        made = {"name": name, **OPTIONS[name], "iid_share": share}
+        partition: Any = TypeAdapter(Partition).validate_python(made)
+        return partition.assign(labels(), RandomStreams(3))
+
+    count = len(labels())
+    parts, even = assigned(0.5), RandomStreams(3).generator("split.iid").permutation(count)[: round(count / 2)]
+    joined = np.concatenate(parts)
+    assert len(np.unique(joined)) == len(joined)
+    hands = [np.isin(part, even).sum() for part in parts]
+    assert sum(hands) == len(even)
+    assert max(hands) - min(hands) <= 1
+    assert any(np.isin(part, even, invert=True).any() for part in parts)
+    dealt = assigned(1.0)
+    assert np.array_equal(np.sort(np.concatenate(dealt)), np.arange(count))
+    assert np.ptp([len(part) for part in dealt]) <= 1
+
+
+def test_similarity_of_clients_is_that_of_scaffold() -> None:
+    """s of a client's samples are drawn evenly, the others are consecutive ones of the list sorted by label."""
+    labels = np.repeat(np.arange(10), 100)
+    for share, least in ((0.0, 90), (0.1, 80), (0.5, 50)):
+        parts = PathologicalPartition(num_clients=10, shards_per_client=1, iid_share=share).assign(
+            labels, RandomStreams(0)
+        )
+        largest = [np.bincount(labels[part]).max() for part in parts]
+        assert [len(part) for part in parts] == [100] * 10
+        assert np.mean(largest) >= least
+        assert np.mean(largest) == pytest.approx(100 * (1 - share) + 10 * share, abs=6)
+    with pytest.raises(DataError, match=r"iid_share is 0.995: the 5 samples that it leaves are fewer than the 10"):
+        PathologicalPartition(num_clients=10, iid_share=0.995).assign(labels, RandomStreams(0))
