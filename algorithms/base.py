@@ -18,6 +18,7 @@ from torch import Tensor
 
 from algorithms.clients import Clients as Clients
 from algorithms.clients import Procedure as Procedure
+from algorithms.parts.requirements import check_everyone as check_everyone
 from algorithms.parts.requirements import check_head as check_head
 from algorithms.parts.requirements import check_sgd as check_sgd
 from algorithms.parts.requirements import check_traits

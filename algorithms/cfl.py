@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Clients, setting
+from algorithms.base import Algorithm, Clients, check_everyone, setting
 from algorithms.parts.means import mean_of
 from algorithms.parts.partial import joined, part, separated
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
-from rayfl.errors import ConfigError
 from rayfl.params import TINY, Tree, subtract
 
 
@@ -107,11 +106,7 @@ class CFL(Algorithm):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        if context.cohort_size < context.num_clients:
-            raise ConfigError(
-                f"CFL compares the changes of all clients, but train.clients_per_round is "
-                f"{context.train.clients_per_round} of {context.num_clients}: set train.clients_per_round=all"
-            )
+        check_everyone("CFL compares the changes of all clients", context)
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
         if self.split_from < context.rounds:

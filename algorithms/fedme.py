@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.base import Clients, setting
+from algorithms.base import Clients, check_everyone, setting
 from algorithms.parts.exchange import aggregated, clustered, draw_sources
 from algorithms.parts.own_models import OwnModels
 from algorithms.parts.transfer import distillation
@@ -120,11 +120,7 @@ class FedMe(OwnModels):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        if context.cohort_size < context.num_clients:
-            raise ConfigError(
-                f"train.clients_per_round is {context.train.clients_per_round} of {context.num_clients} clients, but "
-                "in fedme every client takes part in every round: set train.clients_per_round=all"
-            )
+        check_everyone("in fedme every client takes part in every round", context)
         if context.num_clients < 2:
             raise ConfigError("partition: fedme exchanges models, so it needs two clients at least; there is only one")
         if context.train.persist_optimizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from algorithms.base import Algorithm, Clients, check_sgd, setting
+from algorithms.base import Algorithm, Clients, check_everyone, check_sgd, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -57,11 +57,7 @@ class L2GD(Algorithm):
 
     def check(self, task: Task, context: RoundContext) -> None:
         train = context.train
-        if context.cohort_size < context.num_clients:
-            raise ConfigError(
-                f"L2GD needs all clients in every round, but train.clients_per_round is {train.clients_per_round} of "
-                f"{context.num_clients}: set train.clients_per_round=all"
-            )
+        check_everyone("L2GD needs all clients in every round", context)
         check_sgd("L2GD", train, "aggregations and local steps are the parts of one gradient step")
         for field in ("momentum", "weight_decay"):
             value = getattr(train, field)

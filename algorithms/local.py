@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from algorithms.base import Algorithm, Clients, setting
+from algorithms.base import Algorithm, Clients, check_everyone, setting
 from algorithms.parts.architectures import task_of
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -48,11 +48,8 @@ class Local(Algorithm):
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
-        if self.schedule == "all" and context.cohort_size < context.num_clients:
-            raise ConfigError(
-                f"algorithm.schedule is all, but train.clients_per_round is {context.train.clients_per_round} of "
-                f"{context.num_clients} clients: set train.clients_per_round=all, or algorithm.schedule=sampled"
-            )
+        if self.schedule == "all":
+            check_everyone("algorithm.schedule is all", context, otherwise=", or algorithm.schedule=sampled")
         if self.local_init == "own" and len(task.candidates) > 1:
             raise ConfigError("algorithm.local_init is own, which model.candidates does not have: set it to shared")
 

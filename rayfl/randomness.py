@@ -45,7 +45,7 @@ class RandomStreams:
         key: Any = _Key(self._digest(name, round, client))
         return np.random.Generator(np.random.Philox(key))
 
-    def drawn(self, name: str, round: int, among: int, size: int) -> list[int]:
+    def drawn(self, name: str, round: int, among: int, size: int, least: int | None = None) -> list[int]:
         """Different clients, ascending, drawn from the stream (name, round).
 
         Args:
@@ -53,7 +53,10 @@ class RandomStreams:
             round: its round.
             among: they are below this number.
             size: how many.
+            least: draws their number, too, from this one to ``size``, from the stream (name.size, round).
         """
+        if least is not None:
+            size = int(self.generator(f"{name}.size", round).integers(least, size, endpoint=True))
         found = self.generator(name, round).choice(among, size=size, replace=False)
         return sorted(int(client) for client in found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Task, Trait
 from rayfl.errors import ConfigError
@@ -33,6 +34,27 @@ def check_traits(method: str, needed: Mapping[Trait, str], task: Task) -> None:
                 f"algorithm: {method} cannot learn task={task.name}, which has not {_TRAITS[trait]}: {why}. "
                 "Choose another method: docs/tasks.md has a table of methods and tasks"
             )
+
+
+def check_everyone(subject: str, context: RoundContext, otherwise: str = "") -> None:
+    """Refuses cohorts that lack clients.
+
+    Args:
+        subject: what every client is needed for, a clause that begins the message.
+        context: the size of cohorts, and the number of clients.
+        otherwise: another way out, for the end of the message.
+
+    Raises:
+        ConfigError: naming the options and the fix.
+    """
+    if context.smallest_cohort == context.num_clients:
+        return
+    most, least = context.train.clients_per_round, context.train.min_clients_per_round
+    sizes = f"train.clients_per_round is {most}" + ("" if least is None else f" (at least {least})")
+    more = "" if least is None else " and train.min_clients_per_round=null"
+    raise ConfigError(
+        f"{subject}, but {sizes} of {context.num_clients} clients: set train.clients_per_round=all{more}{otherwise}"
+    )
 
 
 def check_head(method: str, network: Network, bias: bool = False) -> None:

@@ -50,6 +50,12 @@ class RoundContext:
 
     @property
     def cohort_size(self) -> int:
-        """m, how many clients are sampled in a round."""
+        """m, how many clients are sampled in a round; the most where that changes."""
         wanted = self.train.clients_per_round
         return self.num_clients if wanted == "all" else min(wanted, self.num_clients)
+
+    @property
+    def smallest_cohort(self) -> int:
+        """How many clients are sampled in a round at least."""
+        least = self.train.min_clients_per_round
+        return self.cohort_size if least is None else min(least, self.cohort_size)

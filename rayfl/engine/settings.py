@@ -21,6 +21,12 @@ class TrainConfig(BaseModel):
     clients_per_round: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         5, description="size of the cohort sampled each round, without replacement; all: every client"
     )
+    min_clients_per_round: int | None = Field(
+        None,
+        ge=1,
+        description="a round's cohort has from this number to clients_per_round clients, each size as likely; null: "
+        "always clients_per_round",
+    )
     local_epochs: int = Field(5, ge=0, description="passes over a client's training data in a round (E)")
     batch_size: int | None = Field(10, ge=1, description="local mini-batch size (B); null: all of a client's samples")
     lr: float = Field(0.01, ge=0, description="local learning rate in round 0 (eta)")
@@ -135,6 +141,15 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"max_local_steps={self.max_local_steps} is less than min_local_steps={self.min_local_steps}: raise "
                 "it, or leave one of both out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _smallest_cohort(self) -> TrainConfig:
+        least, most = self.min_clients_per_round, self.clients_per_round
+        if least is not None and most != "all" and least > most:
+            raise ValueError(
+                f"min_clients_per_round={least} is more than clients_per_round={most}: raise that, or drop it"
             )
         return self
 

@@ -143,6 +143,11 @@ def check_system(config: ExperimentConfig, devices: Sequence[Device], num_client
         ConfigError: naming the option and the fix.
     """
     system, algorithm, wanted = config.system, config.algorithm, config.train.clients_per_round
+    if config.train.min_clients_per_round is not None and not isinstance(system, NoSystem):
+        raise ConfigError(
+            "train.min_clients_per_round: on simulated devices (system) cohorts lose clients by availability, "
+            "drop-outs and deadlines; leave it out"
+        )
     buffered = not isinstance(system, NoSystem) and system.mode == "buffered"
     if algorithm.asynchronous and not buffered:
         raise ConfigError(

@@ -188,7 +188,9 @@ class Parts:
 
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending; the same for every method."""
-        return self.streams.drawn("sampling", round, self.num_clients, self.context.cohort_size)
+        context = self.context
+        least = None if self.config.train.min_clients_per_round is None else context.smallest_cohort
+        return self.streams.drawn("sampling", round, self.num_clients, context.cohort_size, least)
 
     def evaluated(self, rounds_completed: int) -> list[int] | None:
         """Returns the clients that are scored after a number of rounds, ascending; the same for every method.

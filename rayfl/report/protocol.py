@@ -19,6 +19,7 @@ OVER_CLIENTS, OVER_SEEDS = "+- clients", "+- seeds"
 _OPTIONS = {
     "model": "model {}",
     "train.clients_per_round": "{} clients a round",
+    "train.min_clients_per_round": "at least {} of them",
     "train.local_epochs": "local epochs: {}",
     "train.batch_size": "batches of {}",
     "train.optimizer": "{}",

@@ -30,10 +30,11 @@ def participants(run: Run) -> pa.Table | None:
         return None
     absent = {(row["round"], row["client"]) for row in left_out(run.skipped).select(["round", "client"]).to_pylist()}
     streams, size = RandomStreams(run.seed), count if wanted == "all" else min(int(wanted), count)
+    least = run.content["train"].get("min_clients_per_round")
     found = [
         (round + 1, client)
         for round in range(run.rounds_completed)
-        for client in streams.drawn("sampling", round, count, size)
+        for client in streams.drawn("sampling", round, count, size, None if least is None else min(least, size))
         if (round + 1, client) not in absent
     ]
     seen = attendance(run.clients).select(["round", "client"]).to_pylist()
