@@ -67,6 +67,7 @@ from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedfda import PFedFDA
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
+from algorithms.pfedla import PFedLA
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.scaffold import Scaffold
@@ -134,6 +135,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FLDA,
         APFL,
         PFedHN,
+        PFedLA,
         PeFLL,
         PFedMe,
         PerFedAvg,

@@ -69,6 +69,7 @@ PRINTED = {
     "pfedfda": "pFedFDA",
     "pfedgraph": "pFedGraph",
     "pfedhn": "pFedHN",
+    "pfedla": "pFedLA",
     "pfedme": "pFedMe",
     "pfedsim": "pFedSim",
     "scaffold": "SCAFFOLD",

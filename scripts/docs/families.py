@@ -18,7 +18,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("feddbe", "pfedfda"),
     ),
     "a mixture of the clients' models": (
-        *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll"),
+        *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla"),
     ),
     "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "fedem"),
     "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per"),

@@ -55,6 +55,7 @@ BASES: dict[str, dict[str, Any]] = {
     "l2gd": {"penalty_weight": 5.0},
     "mapper": {"grid": (0.25, 0.75)},
     "per_fedavg": {"alpha": 0.1},
+    "pfedla": {"hidden": 6, "server_lr": 0.1},
     "pefll": {"hidden": 6, "inner_steps": 3, "server_lr": 0.01},
     "pfedhn": {"hidden": 6, "inner_steps": 3},
     "pfedme": {"inner_steps": 3, "proximal_weight": 2.0, "personal_lr": 0.05},

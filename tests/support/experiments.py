@@ -79,6 +79,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedfusion": {"name": "fedfusion", "operator": "conv"},
     "flda": {"name": "flda"},
     "apfl": {"name": "apfl", "alpha": 0.5, "adaptive": True},
+    "pfedla": {"name": "pfedla", "hidden": 12, "retained_layers": 1, "server_lr": 0.1},
     "pefll": {"name": "pefll", "hidden": 12, "inner_steps": 10, "server_lr": 0.01},
     "pfedhn": {"name": "pfedhn", "hidden": 12, "inner_steps": 10},
     "pfedme": {"name": "pfedme", "proximal_weight": 1.0, "inner_steps": 3},

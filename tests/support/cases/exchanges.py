@@ -12,6 +12,7 @@ from algorithms.fedtgp import FedTGP
 from algorithms.pefll import PeFLL
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
+from algorithms.pfedla import PFedLA
 from algorithms.pfedsim import PFedSim
 from tests.support.cases.base import SIZES, Case
 from tests.support.cases.expected import classes, describing, describing_names, prototypes, whole
@@ -99,6 +100,14 @@ EXCHANGES = {
         alike=False,
     ),
     "pfedhn": Case(PFedHN(inner_steps=None, hidden=8, trunk_layers=2), averages=False, relabels=False, distinct=True),
+    "pfedla": Case(PFedLA(hidden=8, embedding_dim=4, server_lr=0.1), averages=False, relabels=False),
+    "pfedla-retained": Case(
+        PFedLA(hidden=8, embedding_dim=4, server_lr=0.1, retained_layers=1),
+        private=frozenset({"own"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
     "pefll": Case(
         PeFLL(inner_steps=None, hidden=8, trunk_layers=2, server_lr=0.01),
         down=lambda network: 2 * describing(network) + whole(network) + 2,
