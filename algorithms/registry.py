@@ -26,6 +26,7 @@ from algorithms.feddistill import FedDistill
 from algorithms.feddpa import FedDPA
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
+from algorithms.fedexp import FedExP
 from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
@@ -84,6 +85,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedAdagrad,
         FedYogi,
         FedAdam,
+        FedExP,
         FedNova,
         FedBuff,
         FedNTD,

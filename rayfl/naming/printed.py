@@ -28,6 +28,7 @@ PRINTED = {
     "feddpa": "FedDPA",
     "feddyn": "FedDyn",
     "fedem": "FedEM",
+    "fedexp": "FedExP",
     "fedfomo": "FedFomo",
     "fedfusion": "FedFusion",
     "fedgen": "FedGen",

@@ -29,7 +29,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
     "the one model of all": (
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
-        *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedbuff", "flora"),
+        *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
+        *("flora",),
     ),
     "a model without federation": ("local", "centralized"),
 }

@@ -39,6 +39,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedadagrad": {"name": "fedadagrad"},
     "fedyogi": {"name": "fedyogi", "bias_correction": True},
     "fedadam": {"name": "fedadam"},
+    "fedexp": {"name": "fedexp", "finetune_epochs": 1},
     "fednova": {"name": "fednova"},
     "fedntd": {"name": "fedntd"},
     "fedgh": {"name": "fedgh"},

@@ -10,6 +10,7 @@ from algorithms.fedbuff import FedBuff
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddyn import FedDyn
+from algorithms.fedexp import FedExP
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
 from algorithms.fedlc import FedLC
@@ -44,6 +45,12 @@ GLOBAL_MODELS = {
     "fedadagrad": Case(FedAdagrad(), averages=False),
     "fedyogi": Case(FedYogi(bias_correction=True), averages=False),
     "fedadam": Case(FedAdam(), averages=False),
+    "fedexp": Case(
+        FedExP(finetune_epochs=1),
+        up=lambda network: network.num_parameters + 1,
+        uploads=lambda network: {*network.parameter_names, "square"},
+        averages=False,
+    ),
     "fednova": Case(FedNova(), averages=False, numbers=(1, 0)),
     # in synchronous rounds, of which no update is late, it averages
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
