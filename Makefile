@@ -17,14 +17,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/rayfl run
 
-# Two processes with one thread each; tests that start Ray go one after the other (tests/conftest.py).
+# Processes with one thread each. Tests that start Ray go one after the other in one of them (tests/conftest.py), which waits
+# for processes that it starts most of the time; so one more than two CPUs have room for.
+WORKERS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: install lint
-	$(PYTEST) -n 2
+	$(PYTEST) -n $(WORKERS)
 
 test-all: install lint
-	$(PYTEST) -n 2 -m 'slow or not slow'
+	$(PYTEST) -n $(WORKERS) -m 'slow or not slow'
 
 # Tests compute on CPUs on every machine. These on a device of this one, in place of a pretended one:
 # make test-device DEVICE=cuda

@@ -20,23 +20,14 @@ SHAPES = {
     "three actors": {"num_actors": 3},
     "one actor per client": {"clients_per_actor": 1},
 }
-# What stretches the contract: nothing kept, correction terms, two trained trees, a pass over all clients, a teacher.
-QUICK = {"superfed-mm": ("three actors",)}
-"""Of the quick suite, whose tests of shared memory and of recovery have two actors."""
 
 
+# In the quick suite tests of shared memory and of recovery compare runs in two actors with inline ones.
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     ("method", "shapes"),
-    [
-        *QUICK.items(),
-        *(
-            pytest.param(
-                name, SHAPES if name == "superfed-mm" else ("one actor", "three actors"), marks=pytest.mark.slow
-            )
-            for name in METHODS
-        ),
-    ],
+    [(name, SHAPES if name == "superfed-mm" else ("one actor", "three actors")) for name in METHODS],
 )
 def test_any_number_of_actors_gives_the_same_bits(method: str, shapes: Iterable[str], tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "inline", method, backend="inline"))
