@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 import time
 import uuid
 from collections import Counter
@@ -276,10 +277,21 @@ class RayPool:
         return (
             f"{count} of {asked} actors did not start within {options.timeout_s:g} s: each needs "
             f"{options.num_cpus:g} CPUs and {options.num_gpus:g} GPUs, {count * options.num_cpus:g} CPUs and "
-            f"{count * options.num_gpus:g} GPUs together, the cluster has {_available()} free (others may hold "
-            "the rest: `ray status`); lower cluster.num_actors or cluster.cpus_per_actor, or raise "
-            "cluster.startup_timeout_s and wait"
+            f"{count * options.num_gpus:g} GPUs together, the cluster has {_available()} free (others may hold the "
+            f"rest, or these actors, where their processes have only begun: `ray status`){_busy()}; lower "
+            "cluster.num_actors or cluster.cpus_per_actor, or raise cluster.startup_timeout_s and wait"
         )
+
+
+def _busy() -> str:
+    """Says that this machine has other work, which Ray's processes wait for; nothing where it has not."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cpus:
+        return ""
+    return (
+        f"; this machine is busy (load {load:.1f} on {cpus} CPUs), and Ray lets its workers wait for other programs "
+        "(RAY_worker_niceness, by default 15)"
+    )
 
 
 def _available() -> str:

@@ -68,7 +68,15 @@ class CustomModel(Architecture):
             ConfigError: the factory cannot be imported.
         """
         network = Network(partial(self.build, spec))
-        try_out(network, spec, self._label)
+        try:
+            try_out(network, spec, self._label)
+        except ModelError as error:
+            if self.head is None or not self._applies(spec):
+                raise
+            raise ModelError(
+                f"{error}. The model as it is made can be applied, but not in two parts, its layer {self.head!r} after "
+                "all others: head must name the layer that makes the logits"
+            ) from error
         try_training(network, spec, self._label)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)
@@ -96,6 +104,15 @@ class CustomModel(Architecture):
             f"two calls with the same random numbers differ; see that{after} all initial values come from PyTorch's "
             "generator"
         )
+
+    def _applies(self, spec: InputSpec) -> bool:
+        """Returns whether the function's own model can be applied."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            try:
+                self._made(spec).float().eval()(made_up_inputs(spec, 0))
+            except Exception:  # whatever the user's code raises
+                return False
+        return True
 
     def _made(self, spec: InputSpec) -> nn.Module:
         factory = import_object(self.factory, "model")

@@ -92,6 +92,8 @@ def read_rows(
     """
     parts, layouts, left = [], [], dict[str, None]()
     for file in tables:
+        if all(pa.types.is_null(kind) for kind in file.schema.types):  # of a CSV file without rows no type is known
+            raise DataError(f"{file.path}: no rows, or none with values")
         layouts.append(find_layout(file.path, file.schema, wanted))
         if layouts[-1] != layouts[0]:
             raise DataError(f"{file.path}: the columns are not those of {tables[0].path} ({layouts[-1]}, {layouts[0]})")

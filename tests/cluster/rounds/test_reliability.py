@@ -149,7 +149,14 @@ def test_an_actor_that_hangs_in_the_last_commit_counts_as_dead(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_actors_that_do_not_start_in_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("load", "words"), [(9.0, r"this machine is busy \(load 9\.0 on 4 CPUs\).*"), (3.0, "")])
+def test_actors_that_do_not_start_in_time(
+    load: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.processes.ray_pool.os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("actors.processes.ray_pool.os.cpu_count", lambda: 4)
     config = small_experiment(tmp_path, "run", "scaffold", num_actors=1, startup_timeout_s=0.001)
-    with pytest.raises(ResourceError, match=r"1 of 1 actors did not start within 0\.001 s.*startup_timeout_s"):
+    expected = rf"1 of 1 actors did not start within 0\.001 s.*{words}startup_timeout_s"
+    with pytest.raises(ResourceError, match=expected) as raised:
         rayfl.run(config)
+    assert ("busy" in str(raised.value)) == bool(words)

@@ -97,6 +97,10 @@ def test_files_have_to_fit_each_other(tmp_path: Path) -> None:
     empty = write(tmp_path / "e.parquet", {"x": pa.array([], pa.list_(pa.float32())), "y": pa.array([], pa.int64())})
     with pytest.raises(DataError, match=r"e\.parquet: no rows"):
         ParquetSource(path=empty).open()
+    for text in ("x,y\n", "x,y\n,\n"):
+        (tmp_path / "e.csv").write_text(text)
+        with pytest.raises(DataError, match=r"e\.csv: no rows, or none with values"):
+            ParquetSource(path=tmp_path / "e.csv").open()
 
 
 def png_of(width: int, height: int) -> bytes:
