@@ -151,11 +151,12 @@ class Driver:
         self._skipped.note(progress.rounds_completed, self._unscored, progress.tables)
         watch.lap("evaluation")
         self.progress = progress
-        if final or progress.rounds_completed % self._config.storage.commit_every == 0:
-            self._begin_commit(progress)
         for callback in self._callbacks:
             callback.on_costs(progress.rounds_completed, self._federation.costs.as_line())
             callback.on_phases(progress.rounds_completed, {**watch.laps, **self._simulated(turnout)})
+        if final or progress.rounds_completed % self._config.storage.commit_every == 0:
+            self._begin_commit(progress)
+        for callback in self._callbacks:
             callback.on_round(progress.rounds_completed, cohort, watch.total)
 
     def _evaluate(

@@ -30,9 +30,10 @@ def tracking_listeners(parts: Parts, recorder: Recorder, federation: Federation)
     """Returns the listeners that the configuration asks for. A listener that fails ends no run."""
     storage, config = parts.storage, parts.config
     folder, uri = storage.local_path, storage.uri
+    every = config.storage.commit_every
     listeners: list[tuple[Callback, str]] = [
-        (Timings(storage, recorder.lease.holds), f"{uri}/{TIMINGS}"),
-        (CostLines(storage, recorder.states_on_storage, recorder.lease.holds), f"{uri}/{COSTS}"),
+        (Timings(storage, every, recorder.lease.holds), f"{uri}/{TIMINGS}"),
+        (CostLines(storage, recorder.states_on_storage, every, recorder.lease.holds), f"{uri}/{COSTS}"),
         (Environment(storage), f"{uri}/{ENVIRONMENT}"),
         (TuneFiles(storage), f"{uri}/{JSON_FILE} or {CSV_FILE}"),
     ]

@@ -16,27 +16,32 @@ class CostLines(Timings):
     """Keeps ``costs.jsonl``, such as ``{"round": 1, "client_seconds": 0.8, "peak_bytes": 300000000, "flops": 12000}``.
 
     Lines of committed rounds also have ``states``, how many clients had a state, and ``state_mean_bytes``, what one of
-    these states takes on storage on average, where that is known.
+    these states takes on storage on average, where that is known. Both are written with the next round's line.
 
     Args:
         storage: the run's folder.
         states: how many clients have a state in the last commit, and the bytes of one on average; None: not known.
+        every: see :class:`Timings`.
         ours: see :class:`Timings`.
     """
 
     FILE = FILE
 
     def __init__(
-        self, storage: Storage, states: Callable[[], tuple[int, float | None]], ours: Callable[[], bool] = lambda: True
+        self,
+        storage: Storage,
+        states: Callable[[], tuple[int, float | None]],
+        every: int = 1,
+        ours: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(storage, ours)
+        super().__init__(storage, every, ours)
         self._states = states
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
         """Times are in a file of their own."""
 
     def on_costs(self, rounds_completed: int, costs: Mapping[str, float]) -> None:
-        self.note(rounds_completed, costs)
+        self.keep(rounds_completed, costs)
 
     def on_commit(self, rounds_completed: int) -> None:
         count, size = self._states()
@@ -44,7 +49,6 @@ class CostLines(Timings):
         line.pop("round", None)
         known = {} if size is None else {"state_mean_bytes": size}
         self.note(rounds_completed, {**line, "states": count, **known})
-        super().on_commit(rounds_completed)
 
 
 def read_costs(storage: Storage) -> list[dict[str, float]]:

@@ -22,17 +22,20 @@ _log = logging.getLogger("rayfl")
 class Timings(Callback):
     """Keeps ``timings.jsonl``: ``{"round": 1, "clients": 0.8, "server": 0.1, "evaluation": 0.3, "commit": 0.0}``.
 
-    Written with every commit; rounds that are done again replace their lines.
+    Written in each round that is committed, just before its commit, so that no commit on storage has a round whose line
+    a crash has taken. Rounds that are done again replace their lines.
 
     Args:
         storage: the run's folder.
-        ours: whether it still is this process's at the end, so that it is written to.
+        every: how many rounds there are from commit to commit.
+        ours: whether the folder still is this process's, so that it is written to.
     """
 
     FILE: ClassVar[str] = FILE
 
-    def __init__(self, storage: Storage, ours: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, storage: Storage, every: int = 1, ours: Callable[[], bool] = lambda: True) -> None:
         self._storage = storage
+        self._every = every
         self._ours = ours
         self._lines: dict[int, str] = {}
         self._started = False
@@ -45,17 +48,23 @@ class Timings(Callback):
         self._started = True
 
     def on_phases(self, rounds_completed: int, seconds: Mapping[str, float]) -> None:
-        self.note(rounds_completed, seconds)
+        self.keep(rounds_completed, seconds)
+
+    def keep(self, rounds_completed: int, values: Mapping[str, float]) -> None:
+        """Notes a round, and writes what there is if the round is committed."""
+        self.note(rounds_completed, values)
+        if rounds_completed % self._every == 0:
+            self._write_ours()
 
     def note(self, rounds_completed: int, values: Mapping[str, float]) -> None:
         """Makes the line of a round; seconds to microseconds."""
         rounded = {name: round(value, 6) for name, value in values.items()}
         self._lines[rounds_completed] = json.dumps({"round": rounds_completed, **rounded})
 
-    def on_commit(self, rounds_completed: int) -> None:
-        self._write()
-
     def on_end(self, rounds_completed: int) -> None:
+        self._write_ours()
+
+    def _write_ours(self) -> None:
         # Without what was there before, or what another driver has written since, the file would be replaced by less.
         if self._started and self._ours():
             self._write()

@@ -19,6 +19,7 @@ from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.lease import FILE, Holder, Lease, read_lease
 from rayfl.storage.manifest import Manifest
+from rayfl.tracking.costs import CostLines, read_costs
 from rayfl.tracking.timings import Timings, read_timings
 from tests.support.toys import assert_equal
 
@@ -128,8 +129,30 @@ def test_damaged_timings_do_not_keep_a_run_from_going_on(
     timings.on_start(None)  # type: ignore[arg-type]
     assert "timings.jsonl" in caplog.text
     timings.on_phases(1, {"server": 0.5})
-    timings.on_commit(1)
     assert read_timings(storage) == [{"round": 1, "server": 0.5}]
+
+
+def test_lines_of_a_round_are_there_before_its_commit(storage: Storage) -> None:
+    """Whenever the process is killed, no commit has a round without its line."""
+    ours = True
+    timings = Timings(storage, 2, lambda: ours)
+    costs = CostLines(storage, lambda: (3, 10.0), 2, lambda: ours)
+    for listener in (timings, costs):
+        listener.on_start(None)  # type: ignore[arg-type]
+    for round in (1, 2, 3):
+        timings.on_phases(round, {"server": 0.5})
+        costs.on_costs(round, {"client_seconds": 0.1})
+        if round == 2:
+            costs.on_commit(2)
+        written = round // 2 * 2  # of every second round there is a commit
+        assert [line["round"] for line in read_timings(storage)] == list(range(1, written + 1))
+        assert [line["round"] for line in read_costs(storage)] == list(range(1, written + 1))
+    costs.on_costs(4, {"client_seconds": 0.1})
+    assert read_costs(storage)[1] == {"round": 2, "client_seconds": 0.1, "states": 3, "state_mean_bytes": 10.0}
+    ours = False  # another driver has taken the run over
+    costs.on_costs(6, {"client_seconds": 0.1})
+    costs.on_end(6)
+    assert len(read_costs(storage)) == 4
 
 
 def test_tables_of_a_long_run_do_not_fall_into_small_pieces() -> None:
