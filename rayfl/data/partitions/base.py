@@ -57,18 +57,18 @@ class SizedPartition(BaseModel, ABC):
 class SkewedPartition(SizedPartition):
     """A partition that gives clients different labels; a share of the samples may be dealt evenly all the same."""
 
-    iid_share: float = Field(
-        default=0.0,
-        ge=0,
+    iid_share: float | None = Field(
+        default=None,
+        gt=0,
         le=1,
         description="Share of the samples that is dealt at random, in near-equal numbers, as by `iid`; the others are "
-        "divided by the partition (similarity of clients; Karimireddy et al., SCAFFOLD, 2020, section 7).",
+        "divided by the partition (similarity of clients; Karimireddy et al., SCAFFOLD, 2020, section 7); null: none.",
     )
 
     def assign(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
-        """See the base class; uses the stream ``split.iid`` too where ``iid_share`` is not 0."""
+        """See the base class; uses the stream ``split.iid`` too where there is an ``iid_share``."""
         self._check_enough(labels)
-        if not self.iid_share:
+        if self.iid_share is None:
             return self.divide(labels, streams)
         order = streams.generator("split.iid").permutation(len(labels))
         even, rest = np.split(order, [round(self.iid_share * len(labels))])

@@ -79,13 +79,13 @@ def test_a_share_of_the_samples_may_be_dealt_evenly(name: str) -> None:
 def test_similarity_of_clients_is_that_of_scaffold() -> None:
     """s of a client's samples are drawn evenly, the others are consecutive ones of the list sorted by label."""
     labels = np.repeat(np.arange(10), 100)
-    for share, least in ((0.0, 90), (0.1, 80), (0.5, 50)):
+    for share, least in ((None, 90), (0.1, 80), (0.5, 50)):
         parts = PathologicalPartition(num_clients=10, shards_per_client=1, iid_share=share).assign(
             labels, RandomStreams(0)
         )
         largest = [np.bincount(labels[part]).max() for part in parts]
         assert [len(part) for part in parts] == [100] * 10
         assert np.mean(largest) >= least
-        assert np.mean(largest) == pytest.approx(100 * (1 - share) + 10 * share, abs=6)
+        assert np.mean(largest) == pytest.approx(100 - 90 * (share or 0.0), abs=6)
     with pytest.raises(DataError, match=r"iid_share is 0.995: the 5 samples that it leaves are fewer than the 10"):
         PathologicalPartition(num_clients=10, iid_share=0.995).assign(labels, RandomStreams(0))
