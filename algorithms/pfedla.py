@@ -133,12 +133,12 @@ class PFedLA(Algorithm):
     def weights(self, network: Tree, client: int) -> tuple[dict[str, Tensor], list[str]]:
         """a_i by layer, each of shape (K,), and the retained layers, of which the client's own has weight 1.
 
-        Retained are those in which its own share is largest, among equals the first ones.
+        Retained are those in which its own share is largest, among equals the first by name.
         """
         own = torch.tensor(client)
         with torch.no_grad():
             found = layer_weights(network, own, tuple(network["heads"]))
-        retained = sorted(found, key=lambda layer: -float(found[layer][client]))[: self.retained_layers]
+        retained = sorted(found, key=lambda layer: (-float(found[layer][client]), layer))[: self.retained_layers]
         alone = {layer: (torch.arange(len(found[layer])) == own).to(found[layer]) for layer in retained}
         return {**found, **alone}, retained
 
