@@ -35,10 +35,12 @@ class StopRequest:
 
     Attributes:
         patient: whether there is a round to finish; if not, the first signal stops the run at once.
+        hurried: whether a signal has stopped the run at once.
     """
 
     def __init__(self, grace_s: float, end: str = "this round") -> None:
         self.patient = False
+        self.hurried = False
         self._end = end
         self._grace_s = grace_s
         self._signal: int | None = None
@@ -55,9 +57,9 @@ class StopRequest:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal."""
-        hurried = self._signal is not None or not self.patient
+        self.hurried = self._signal is not None or not self.patient
         self._signal = self._signal or number
-        if hurried:
+        if self.hurried:
             raise self.error()
         if number == signal.SIGTERM:
             _say(f"SIGTERM: stops after {self._end}, or in {self._grace_s:g} s")
@@ -97,6 +99,11 @@ def stop_requests(grace_s: float, end: str = "this round") -> Iterator[StopReque
     before = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
+    except (KeyboardInterrupt, SystemExit, SystemError) as error:
+        # Where Ray waits it raises an exception of its own in place of the handler's.
+        if request.hurried and not isinstance(error, StopSignal):
+            raise request.error() from None
+        raise
     finally:
         request.settle()
         for number, handler in before.items():

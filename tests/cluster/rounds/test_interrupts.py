@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import ray
 import yaml
 
 import rayfl
-from cluster.rounds.interrupts import StopRequest, Terminated, stop_requests
+from cluster.rounds.interrupts import Interrupted, StopRequest, Terminated, stop_requests
 from rayfl.errors import StopSignal
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
@@ -86,6 +87,15 @@ def test_a_round_that_outlasts_the_grace_is_abandoned() -> None:
     with pytest.raises(Terminated):
         train(10, signal.SIGTERM, patient=True)
     assert train(0, signal.SIGTERM, patient=True).requested
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, Interrupted), (signal.SIGTERM, Terminated)])
+def test_the_error_is_that_of_the_signal_where_ray_waits_too(number: int, error: type[BaseException]) -> None:
+    nowhere = ray.remote(lambda: None).options(num_cpus=10**6).remote()
+    with pytest.raises(error), stop_requests(grace_s=60):
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        ray.wait([nowhere], timeout=10)
 
 
 def test_a_round_that_ends_in_time_is_not_hurried() -> None:
