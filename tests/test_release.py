@@ -101,7 +101,7 @@ def test_a_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
         entry = archive.read(f"rayfl-{rayfl.__version__}.dist-info/entry_points.txt").decode()
     here = {path.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file()}
     assert packed == {str(path) for path in here if "__pycache__" not in path.parts}
-    assert "rayfl = rayfl.cli.entry:main" in entry
+    assert "rayfl = rayfl.__main__:main" in entry
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from rayfl import __main__ as start
 from rayfl.cli.entry import app, main
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
@@ -158,6 +159,21 @@ def test_import_leaf_and_stats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     code, again = command("run", str(tmp_path / "natural" / "config.yaml"))
     assert code == 0
     assert again.splitlines()[-6:] == text.splitlines()[-6:]
+
+
+class Interrupted:
+    """A module in whose import Ctrl-C is pressed."""
+
+    @property
+    def main(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_modules_are_imported_ends_the_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rayfl.cli.entry", Interrupted())
+    with pytest.raises(SystemExit) as end:
+        start.main()
+    assert end.value.code == 130
 
 
 def test_import_is_quick_and_pulls_in_no_ray() -> None:

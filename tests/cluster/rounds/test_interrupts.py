@@ -93,9 +93,15 @@ def test_a_round_that_outlasts_the_grace_is_abandoned() -> None:
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, Interrupted), (signal.SIGTERM, Terminated)])
 def test_the_error_is_that_of_the_signal_where_ray_waits_too(number: int, error: type[BaseException]) -> None:
     nowhere = ray.remote(lambda: None).options(num_cpus=10**6).remote()
-    with pytest.raises(error), stop_requests(grace_s=60):
-        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
-        ray.wait([nowhere], timeout=10)
+    later = threading.Timer(0.1, os.kill, (os.getpid(), number))
+
+    def waits() -> None:
+        with stop_requests(grace_s=60):
+            later.start()
+            ray.wait([nowhere], timeout=10)
+
+    with pytest.raises(error):
+        waits()
 
 
 def test_a_round_that_ends_in_time_is_not_hurried() -> None:
