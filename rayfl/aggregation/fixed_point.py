@@ -147,8 +147,9 @@ def add_rows(rows: np.ndarray, weights: np.ndarray, high: np.ndarray, low: np.nd
 
 def _add_tensors(products: Sequence[tuple[Tensor, float]], high: Tensor, low: Tensor) -> None:
     """All products at a time: an accelerator takes as long to begin an operation as to add a small model."""
-    factors = torch.tensor([factor for _, factor in products], dtype=torch.float64).to(high.device)
-    fine = torch.stack([values for values, _ in products]).double().mul_(factors[:, None])
+    fine = torch.stack([values for values, _ in products]).double()
+    # As plain numbers: a tensor of them would be sent to the device, for which the host waits.
+    torch._foreach_mul_(list(fine.unbind()), [factor for _, factor in products])
     coarse = fine.round()
     upper = coarse.long().sum(0)
     lower = fine.sub_(coarse).mul_(_CARRY).round_().long().sum(0)

@@ -32,14 +32,18 @@ _LITTLE = 20
 
 def ran_out_of_memory(error: BaseException) -> bool:
     """Returns whether an error says that a device's memory did not suffice, or was raised because of one that does."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if _speaks_of_memory(error):
         return True
-    if isinstance(error, RuntimeError):
-        text = str(error)
-        if _OUT_OF_MEMORY.search(text) or (_PERHAPS_OUT_OF_MEMORY.search(text) and _memory_is_short()):
-            return True
     reason = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return reason is not None and ran_out_of_memory(reason)
+
+
+def _speaks_of_memory(error: BaseException) -> bool:
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    known = isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY.search(text)
+    return bool(known or (_PERHAPS_OUT_OF_MEMORY.search(text) and _memory_is_short()))
 
 
 def _memory_is_short() -> bool:
@@ -62,6 +66,8 @@ def free_device_memory(*errors: BaseException) -> None:
         traceback.clear_frames(error.__traceback__)
     gc.collect()
     torch.cuda.empty_cache()
+    if torch.cuda.is_initialized() and (give_back := getattr(torch._C, "_host_emptyCache", None)):  # type: ignore[no-untyped-call]
+        give_back()  # pinned memory, which may be what ran out
 
 
 def check_context(device: torch.device, error: Exception | None = None) -> None:
@@ -89,7 +95,7 @@ def check_context(device: torch.device, error: Exception | None = None) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except Exception as found:
-        if ran_out_of_memory(found):
+        if _speaks_of_memory(found):  # itself: what is being handled may be a lack of memory before
             return
         reason = (str(error or found).strip().splitlines() or [type(found).__name__])[0]
         raise DeviceLostError(f"this process can no longer compute on {device}: {reason}") from found

@@ -57,22 +57,36 @@ class CudaGraphs:
     def record(self, work: Work) -> Work:
         """See :class:`GraphRecorder`."""
         graph = torch.cuda.CUDAGraph()
-        if not self._living:
-            # A memory pool is freed with its last graph, so the next stack's graphs need a new one.
-            self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
+        if not self._living:
+            # A memory pool is freed with its last graph, so the next stack's graphs need a new one. The old one, and
+            # what the warm-up took, must be given back before: during a capture the allocator gives back nothing.
+            self._pool = torch.cuda.graph_pool_handle()
+            torch.cuda.empty_cache()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
             except BaseException:
                 with suppress(RuntimeError):  # the work's own error is more informative
-                    graph.capture_end()
+                    self._end(graph)
                 raise
-            graph.capture_end()
+            self._end(graph)
         self._living.add(graph)
         replay: Work = graph.replay
         return replay
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # Up to PyTorch 2.11 the allocator believes ever after that this capture goes on: it reuses no memory of
+            # other streams then, and cannot empty its cache. Later ones refuse to end it twice.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
+            raise
 
 
 class Capture:

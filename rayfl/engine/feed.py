@@ -60,7 +60,7 @@ class Feed:
             mask[torch.from_numpy(np.arange(shape[0])[:, None] >= steps)] = 1
             self.masks = mask.to(device)
         changed = [request.variations for request in ranked if request.variations is not None]
-        self._augmentation = changed[0].augmentation if changed else None
+        self._augmentation = changed[0].augmentation.on(device) if changed else None
         self._drawn = {}
         for name, drawn in changed[0].drawn.items() if changed else ():
             values = drawn.new_zeros(*shape, *drawn.shape[1:])

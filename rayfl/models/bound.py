@@ -56,6 +56,7 @@ class BoundModel:
         self._reduced: torch.dtype | None = None
         self._channels_last = skeleton.channels_last
         self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
+        self._by_library = False  # whether PyTorch's libraries compute recurrent layers of the tree that is bound
         for module in self._recurrent:
             # Without references RNNBase sees no change of weights. Otherwise it would call flatten_parameters,
             # which on CUDA moves the bound tensors to storage of its own and detaches them from the caller's vector.
@@ -122,7 +123,8 @@ class BoundModel:
             raise ModelError(f"a model in float64 cannot compute in {self._reduced}: set engine.precision=float32")
         for module in self._recurrent:
             weights: list[Any] = [getattr(module, name) for name in module._flat_weights_names]
-            if device.type != "cpu" and not is_stacked(weights[0]):
+            self._by_library = not is_stacked(weights[0])
+            if device.type != "cpu" and self._by_library:
                 weights = in_one_block(weights)
             module._flat_weights = weights
         if self._skeleton.training != training:
@@ -140,7 +142,7 @@ class BoundModel:
         if self._reduced is None:
             return nullcontext()
         assert self._device is not None  # a tree is bound
-        return reduced_precision(self._reduced, self._device, bool(self._recurrent))
+        return reduced_precision(self._reduced, self._device, self._by_library)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         """Inputs of the bound model as it reads them fastest."""

@@ -16,9 +16,13 @@ def reduced_precision(dtype: torch.dtype, device: torch.device, recurrent: bool)
     Args:
         dtype: such as ``torch.bfloat16``.
         device: where the tensors are.
-        recurrent: whether there are recurrent layers. On CPUs oneDNN is left out then: it has LSTMs in bfloat16 for
-            some processors only.
+        recurrent: whether libraries compute recurrent layers. On CPUs oneDNN is left out then: it has LSTMs in bfloat16
+            for some processors only. On GPUs the whole network keeps the type of its parameters: there autocast gives
+            cuDNN's recurrent layers float16, whatever ``dtype`` is, whose gradients vanish without a scale.
     """
+    if recurrent and device.type == "cuda":
+        yield
+        return
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     if recurrent and device.type == "cpu":

@@ -182,6 +182,7 @@ class Interruption(Callback):
 def test_whole_runs(settings: dict[str, Any], mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also commits, and what is restored from them."""
     options = {**SHORT, **settings, "engine.mode": mode, "storage_path": str(tmp_path)}
+    monkeypatch.setattr(run, "inline_device", lambda wanted: "cpu")
     expected = rayfl.run("quickstart", **options, name="here")
     with elsewhere() as device:
         monkeypatch.setattr(run, "inline_device", lambda wanted: device.type)

@@ -173,14 +173,44 @@ class Graph:
         pass
 
 
-def test_stacks_after_the_first_are_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def emptied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Stands in for CUDA; how many graphs there were whenever the allocator's cache was emptied."""
     stream = mock.Mock()
+    monkeypatch.setattr(Graph, "pools", Counter())
+    monkeypatch.setattr(Graph, "begun", set())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", itertools.count().__next__)
     for name in ("Stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda device: stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    times: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: times.append(sum(Graph.pools.values())))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    return times
+
+
+@pytest.mark.parametrize(
+    ("work", "refused"),
+    [(lambda: None, "capture was invalidated"), (mock.Mock(side_effect=RuntimeError("its own")), "its own")],
+    ids=["at the end", "before"],
+)
+def test_a_capture_that_cannot_end_is_taken_from_the_allocator(
+    work: Any, refused: str, emptied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda device, pool, name=name: told.append((name, device, pool)))
+    monkeypatch.setattr(Graph, "capture_end", mock.Mock(side_effect=RuntimeError("capture was invalidated")))
+    capture = Capture(CudaGraphs(CPU))
+    capture.recorder.warm(lambda: None)
+    assert capture.record(work) is None
+    assert capture.refused == refused
+    assert told == [("_cuda_endAllocateToPool", 0, 0), ("_cuda_releasePool", 0, 0)]
+
+
+def test_stacks_after_the_first_are_recorded_too(emptied: list[int]) -> None:
     capture = Capture(CudaGraphs(CPU))
     for _ in range(3):
         capture.recorder.warm(lambda: None)
@@ -190,6 +220,8 @@ def test_stacks_after_the_first_are_recorded_too(monkeypatch: pytest.MonkeyPatch
         del graphs  # as at a stack's end
         gc.collect()
         assert not sum(Graph.pools.values())
+    # once a stack, when no graph needs its memory any more
+    assert emptied == [0, 0, 0]
 
 
 def test_capture_without_a_gpu_is_said(caplog: pytest.LogCaptureFixture) -> None:

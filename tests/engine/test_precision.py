@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.recurrent import CharLSTM
+from rayfl.models.reduced_precision import reduced_precision
 from rayfl.models.zoo import Architecture, TwoNN
 from rayfl.params import leaves
 from rayfl.runs.folder import open_run
@@ -163,6 +165,28 @@ def trained(precision: str, mode: str, config: Architecture, spec: InputSpec, ob
         if isinstance(one, Exception):
             raise one
     return found, [slots_of(one) for one in given]
+
+
+@pytest.mark.parametrize(("device", "recurrent", "narrow"), [("cuda", True, 0), ("cuda", False, 1), ("cpu", True, 1)])
+def test_recurrent_layers_of_cudnn_keep_their_type(
+    device: str, recurrent: bool, narrow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    autocast = mock.MagicMock()
+    monkeypatch.setattr(torch, "autocast", autocast)
+    with reduced_precision(torch.bfloat16, torch.device(device), recurrent):
+        assert autocast.call_count == narrow
+
+
+def test_stacked_recurrent_layers_are_no_librarys() -> None:
+    network = CharLSTM(embedding=2, hidden=3, layers=1).network(TOKENS)
+    network.compute_in(torch.bfloat16)
+    trees = [network.initialize(k) for k in range(2)]
+    x = examples(2, TOKENS, 0).x
+    with mock.patch("rayfl.models.bound.reduced_precision", wraps=reduced_precision) as entered:
+        network.logits(trees[0], x)
+        stack = {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+        torch.vmap(network.logits, in_dims=(0, None))(stack, x)
+    assert [call.args[2] for call in entered.call_args_list] == [True, False]
 
 
 @MODES

@@ -140,6 +140,10 @@ class Augmentation:
     black: Tensor
     of_masks: bool = False
 
+    def on(self, device: torch.device) -> Augmentation:
+        """Returns the augmentation of images on a device: sending a black pixel there in each step would be a wait."""
+        return replace(self, black=self.black.to(device))
+
     def draw(self, generator: np.random.Generator, count: int) -> dict[str, Tensor]:
         """Random numbers of ``count`` images, by kind of change; rows are images.
 
@@ -183,7 +187,7 @@ class Augmentation:
             drawn: see :meth:`__call__`.
         """
         if self.config.patch is None or drawn.keys() & _MOVES:
-            y = self._moved(y[:, None], drawn, y.new_tensor([IGNORED]))[:, 0] if self.of_masks else y
+            y = self._moved(y[:, None], drawn, y.new_full((1,), IGNORED))[:, 0] if self.of_masks else y
             x = self(x, drawn)
         return (x, y) if self.config.patch is None else patches.cut(x, y, self.config.patch, drawn)
 
@@ -254,7 +258,8 @@ class Variations:
 
     def to(self, device: torch.device) -> Variations:
         """Returns the variations on a device."""
-        return Variations(self.augmentation, {name: values.to(device) for name, values in self.drawn.items()})
+        drawn = {name: values.to(device) for name, values in self.drawn.items()}
+        return Variations(self.augmentation.on(device), drawn)
 
     def applied(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The images and their targets, one a row of the random numbers, changed."""

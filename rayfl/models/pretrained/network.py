@@ -158,7 +158,7 @@ class AdaptedNetwork(Network):
             self._placed(*bound)
             return run(*inner)
 
-        return checkpoint(again, *args, use_reentrant=False)
+        return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=self.stochastic)
 
     def _placed(self, names: Sequence[str], leaves: Sequence[Tensor], training: bool) -> ClassificationModel:
         """Binds a tree, how models side by side are mixed, and what is added to the base."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 from algorithms.base import Algorithm
+from rayfl.data.images.augment import Augmentation
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.settings import TrainConfig
@@ -79,6 +80,18 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
     work()
     wait()
     return torch.cuda.max_memory_allocated() - before
+
+
+def reserved_bytes(work: Callable[[], object]) -> int | None:
+    """The most bytes that PyTorch's allocator holds during some work, with those of graphs; None on CPUs."""
+    if DEVICE.type != "cuda":
+        return None
+    wait()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    wait()
+    return torch.cuda.max_memory_reserved()
 
 
 def profiled(work: Callable[[], object]) -> dict[str, Any]:
@@ -148,6 +161,7 @@ def federation(
     cohort: int | None = None,
     data_memory: int | None = None,
     network: Network | None = None,
+    augmentation: Augmentation | None = None,
     engine: Mapping[str, Any] = MappingProxyType({}),
     **train: Any,
 ) -> Toy:
@@ -164,6 +178,7 @@ def federation(
         cohort: clients in a round; None for all.
         data_memory: bytes of samples that stay on the device.
         network: in place of the architecture's.
+        augmentation: of the images.
         engine: further options of the engine.
         train: of the training section.
     """
@@ -172,7 +187,8 @@ def federation(
     data.spec = spec
     settings = {"rounds": 99, "clients_per_round": cohort or "all", "local_epochs": 1, "batch_size": 10, "lr": 0.01}
     task = Classification(network or architecture.network(spec))
-    toy = Toy(method, data, task, TrainConfig(**{**settings, **train}), device=device, data_memory=data_memory)
+    config = TrainConfig(**{**settings, **train})
+    toy = Toy(method, data, task, config, device=device, data_memory=data_memory, augmentation=augmentation)
     for host in toy.client_hosts:
         host.engine = Engine(task, device, EngineConfig(mode=mode, width=width, **engine))  # type: ignore[arg-type]
     return toy

@@ -213,10 +213,11 @@ def run_pytest(record: Record, arguments: list[str], **environment: str) -> None
         import pytest  # noqa: F401
     except ImportError:
         raise SkippedError("pytest is not installed: pip install 'rayfl[dev]'") from None
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
     )

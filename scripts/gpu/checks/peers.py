@@ -140,7 +140,8 @@ def adapters_in_flower(record: Record) -> None:
         "workers": scaled(4, 1),
     }  # fmt: skip
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": str(_HERE),
+        **os.environ, "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0",
+        "PYTHONPATH": f"{_HERE}:{os.environ.get('PYTHONPATH', '')}",
         "CAMPAIGN_FLOWER": json.dumps(settings),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:

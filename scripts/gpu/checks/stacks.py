@@ -16,6 +16,7 @@ from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from checks.bench import DEVICE, REHEARSAL, failing_device, federation, play
 from checks.running import Check, Record
+from rayfl.data.images.augment import Augmentation, AugmentConfig
 from rayfl.engine import vectorized
 from rayfl.engine.feed import Feed
 from rayfl.examples import InputSpec
@@ -30,7 +31,9 @@ _WORKS: dict[str, tuple[Any, Any, InputSpec]] = {
     "scaffold, perceptron": (Scaffold(momentum_on_corrected=True), TwoNN(), _DIGITS),
     "fedavg, convolutions": (FedAvg(), LeafCNN(), _LETTERS),
     "fedavg, LSTM": (FedAvg(), CharLSTM(), InputSpec("tokens", (20,), 80, vocabulary=80)),
+    "fedavg, augmented images": (FedAvg(), LeafCNN(), _LETTERS),
 }
+_CHANGES = {"fedavg, augmented images": Augmentation(AugmentConfig(crop=2, flip=True), torch.zeros(1))}
 
 
 @contextmanager
@@ -74,7 +77,8 @@ def steps_do_not_wait(record: Record) -> None:
     bad: dict[str, str] = {}
     for name, (method, architecture, spec) in _WORKS.items():
         with failing_device() as device:
-            toy = federation(method, [23, 20, 20, 8], architecture, spec, device=device, width=4)
+            changes = _CHANGES.get(name)
+            toy = federation(method, [23, 20, 20, 8], architecture, spec, device=device, width=4, augmentation=changes)
             if not toy.client_hosts[0].engine.vectorized:
                 record.note(name, "is not stacked")
                 continue
@@ -90,18 +94,18 @@ def steps_do_not_wait(record: Record) -> None:
 
 
 def waits_of_a_round(record: Record) -> None:
-    """How often a round of one stack waits for the device, with 8 clients and with 16."""
+    """How often a round of one stack waits for the device, with 8 clients and with 40."""
     for name in ("fedavg, perceptron", "superfed, perceptron", "ditto, perceptron"):
         method, architecture, spec = _WORKS[name]
         found = []
-        for clients in (8, 16):
+        for clients in (8, 40):
             with failing_device() as device:
                 toy = federation(method, [20] * clients, architecture, spec, device=device, width=clients)
                 play(toy)
                 play(toy)
                 found.append(_waits(toy))
         record.note(name, found)
-        assert found[0] == found[1], f"{name}: {found[0]} for 8 clients, {found[1]} for 16"
+        assert found[0] == found[1], f"{name}: {found[0]} for 8 clients, {found[1]} for 40"
 
 
 def _waits(toy: Any) -> int:
