@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
+from algorithms.parts.requirements import check_initial_models
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.batches import BatchPlan
 from rayfl.engine.client import Client
@@ -91,6 +92,8 @@ class FedEM(Averaging):
                 "fedem trains its components in one step, and train.max_grad_norm would scale the gradient of each by "
                 "the others': set train.max_grad_norm=null"
             )
+        if self.components > 1:
+            check_initial_models("fedem", task.network)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         """Model 0 is the initial model of federated averaging; the others are drawn from streams of their own."""

@@ -76,8 +76,8 @@ class FedPHP(Averaging):
     momentum_schedule: Literal["a", "b", "c"] = setting(
         "a",
         "Mu-A, Mu-B, Mu-C",
-        "momentum of the HPM: a grows with the client's selections z, macro_momentum z / (Q T); b macro_momentum "
-        "always; c round / rounds",
+        "momentum of the HPM: a grows with the client's selections z, macro_momentum z / (Q T), with Q T rounded down; "
+        "b macro_momentum always; c round / rounds",
     )
     macro_momentum: float = setting(
         0.9,

@@ -34,8 +34,7 @@ class FlocoPlus(PersonalCopy, Floco):
     ``init`` the initial one.
 
     The official code has lambda theta^k - theta for the gradient of the proximal term, which is right for lambda = 1
-    only, and draws the personal alpha from the whole simplex forever. The paper's sum ends at M: the last endpoint,
-    M + 1, is meant too.
+    only, and draws the personal alpha from the whole simplex forever.
 
     References:
         Grinwald, Wiesner, Nakajima: Federated Learning over Connected Modes, NeurIPS 2024, the extension FLOCO+.

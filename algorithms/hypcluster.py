@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
+from algorithms.parts.requirements import check_initial_models
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -48,6 +49,11 @@ class HypCluster(FineTuning):
     aggregation: Literal["samples", "uniform"] = setting(
         "samples", "q_k", "weights of a cluster's mean: samples n_k / sum over its clients in the cohort, or uniform"
     )
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
+        if self.clusters > 1:
+            check_initial_models("hypcluster", task.network)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         """Model 0 is the initial model of federated averaging; the others are drawn from streams of their own."""

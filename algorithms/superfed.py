@@ -11,6 +11,7 @@ from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.phases import second_phase
 from algorithms.parts.products import LossBetween, ProductMixture, check_products, squared_cosine_of_ends
 from algorithms.parts.proximity import proximity
+from algorithms.parts.requirements import warn_of_running_statistics
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.mixtures import Mixture
@@ -83,6 +84,7 @@ class SuPerFed(TrainedNewcomers):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
+        warn_of_running_statistics("superfed", task.network)
         if self.adapters == "products":
             check_products("algorithm.adapters=products", task.network)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+
+import torch
 
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+
+_log = logging.getLogger("rayfl")
 
 _TRAITS: Mapping[Trait, str] = {
     "classes": "one class a sample",
@@ -78,6 +83,44 @@ def check_head(method: str, network: Network, bias: bool = False) -> None:
         raise ConfigError(
             f"{method} trains the last layer, but in this model {name!r} has requires_grad=False: leave it on there, "
             "or choose another method"
+        )
+
+
+def check_initial_models(method: str, network: Network) -> None:
+    """Refuses a model that is the same function however its initial values are drawn.
+
+    Args:
+        method: what to call the method, whose several models must differ in the beginning.
+        network: the model.
+
+    Raises:
+        ConfigError: naming the fix.
+    """
+    one, other = (network.initialize(seed) for seed in (0, 1))
+    # While its second factor is zero, an adapter adds nothing, whatever the first one is.
+    idle = {name.replace(".lora_B.", ".lora_A.") for name in network.groups.get("lora_b", ()) if not one[name].any()}
+    if any(not torch.equal(one[name], other[name]) for name in one.keys() - idle):
+        return
+    raise ConfigError(
+        f"{method} needs initial models that differ: equal ones stay equal, and it would be federated averaging. This "
+        "model begins the same with every seed (its weights are given, or its adapters add nothing and no other layer "
+        "is drawn): choose a model whose initial values are drawn, train a new head, or choose another method"
+    )
+
+
+def warn_of_running_statistics(method: str, network: Network) -> None:
+    """Warns of a network that normalizes by running statistics, for a method that evaluates many mixtures of models.
+
+    Args:
+        method: what to call the method.
+        network: the model.
+    """
+    if network.buffer_names:
+        _log.warning(
+            "algorithm: %s scores all mixtures of two models with one set of running statistics, which fits none of "
+            "them, so that rows of the sweep can be far too low: set model.norm=batch_no_stats (or group), or choose a "
+            "model without running statistics",
+            method,
         )
 
 
