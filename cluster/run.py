@@ -24,7 +24,7 @@ from actors.processes.ray_pool import RayPool
 from algorithms.registry import Experiment
 from cluster.planning.balance import hosts_of
 from cluster.planning.measuring import plan_run
-from cluster.planning.shared_storage import check_shared_storage
+from cluster.planning.shared_storage import WHILE_RUNNING_S, check_shared_storage
 from cluster.rounds.claim import claim_folder
 from cluster.rounds.driver import Driver
 from cluster.rounds.extending import extend
@@ -216,8 +216,8 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
         plan = plan_run(parts, sizes)
-        admit = partial(_check_places, parts)
-        admit()
+        _check_places(parts, cluster.startup_timeout_s)
+        admit = partial(_check_places, parts, min(WHILE_RUNNING_S, cluster.startup_timeout_s))
         sent = with_absolute_places(plan.config).model_dump(mode="json")
         pool = RayPool(sent, plan.options, config.run_name, admit, parts.dataset.content_hash())
         try:
@@ -226,12 +226,12 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
             pool.close()
 
 
-def _check_places(parts: Parts) -> None:
-    """Checks that the run's folder and that of its copies are the same place on all nodes."""
-    timeout_s = parts.config.cluster.startup_timeout_s
-    check_shared_storage(parts.storage, timeout_s)
+def _check_places(parts: Parts, timeout_s: float) -> None:
+    """Checks that the run's folder and that of its copies are the same place on all nodes that the run may use."""
+    labels = parts.config.cluster.label_selector
+    check_shared_storage(parts.storage, timeout_s, labels=labels)
     if parts.copy is not None:
-        check_shared_storage(parts.copy, timeout_s, "storage.copies_path")
+        check_shared_storage(parts.copy, timeout_s, "storage.copies_path", labels)
 
 
 def inline_device(wanted: str) -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfl import renamed
-
-__version__ = "0.2.0"
+from rayfl.version import VERSION as __version__
 
 _PUBLIC = {
     "run": "cluster.run",

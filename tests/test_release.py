@@ -79,9 +79,9 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 
 def test_the_version_stands_in_one_place() -> None:
-    assert 'version = { attr = "rayfl.__version__" }' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assigned = [path for path in (ROOT / "rayfl").rglob("*.py") if re.search(r"^__version__ =", path.read_text(), re.M)]
-    assert assigned == [ROOT / "rayfl" / "__init__.py"]
+    assert 'version = { attr = "rayfl.version.VERSION" }' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assigned = [path for path in (ROOT / "rayfl").rglob("*.py") if re.search(r'^VERSION = "', path.read_text(), re.M)]
+    assert assigned == [ROOT / "rayfl" / "version.py"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == rayfl.__version__
 

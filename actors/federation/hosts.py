@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,6 +24,9 @@ from rayfl.params import Tree, from_numpy, to_numpy
 from rayfl.storage.manifest import StoredFile
 
 _log = logging.getLogger("rayfl")
+_UNDER_WAY = 3
+"""Pieces with payloads that a host is given at a time: while it runs one, the next are there. All at once would put the
+payloads of all clients into Ray's object store."""
 
 
 class Hosts:
@@ -74,7 +78,8 @@ class Hosts:
             broadcast: keyword arguments equal for all.
             payloads: further keyword arguments by client.
             at_a_time: splits a host's share into pieces of that many clients. Only for procedures that change no state:
-                every piece carries all states that move to its host, since pieces may start in any order.
+                every piece carries all states that move to its host, since pieces may start in any order. Where there
+                are payloads, a host is given a few pieces at a time.
             alone: clients that run before the others, one at a time, while all hosts are idle otherwise.
 
         Raises:
@@ -102,11 +107,11 @@ class Hosts:
         moves = self._move_states(shares)
         handles: dict[Any, int] = {}
         merging = Merging(self._pool, job, [host for host, clients in enumerate(shares) if clients])
-        for host, clients in enumerate(shares):
-            if not clients:
-                continue
-            step = at_a_time or len(clients)
-            for piece in (tuple(clients[start : start + step]) for start in range(0, len(clients), step)):
+        waiting = [_pieces(share, at_a_time) for share in shares]
+        owing = [set[int]() for _ in shares]
+
+        def submit(host: int, count: int | None) -> None:
+            for piece in itertools.islice(waiting[host], count):
                 made: dict[int, np.ndarray] = {}  # an array given to several clients is sent once
                 share = replace(
                     job,
@@ -114,8 +119,11 @@ class Hosts:
                     payloads={client: to_numpy(payloads[client], made) for client in piece if client in payloads},
                     committed=self._not_in_memory(piece),
                 )
+                owing[host].update(piece)
                 handles[merging.submit(host, share, common, *moves.get(host, []))] = host
-        owing = [set(share) for share in shares]
+
+        for host in range(hosts):
+            submit(host, _UNDER_WAY if payloads else None)
         try:
             for host, result in self._collected(handles):
                 owing[host] -= result.seconds.keys()
@@ -129,6 +137,7 @@ class Hosts:
                 if self._pace is not None:
                     self._pace.observe(job.procedure, host, costs, result.seconds)
                 handles |= self._answered(merging, host, result)
+                submit(host, 1)
                 yield result
             if (sums := merging.result()) is not None:
                 yield sums
@@ -245,6 +254,12 @@ def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedErro
         lost = f"the sums of {job.procedure}"
     reason = f"{death.reason} (it had {lost} in round {job.round})"
     return HostDiedError(death.host, reason, clients, death.hung, death.certain, death.suspicious)
+
+
+def _pieces(clients: Sequence[int], at_a_time: int | None) -> Iterator[tuple[int, ...]]:
+    """Yields the clients in pieces of at most ``at_a_time``; None: all in one."""
+    step = at_a_time or max(len(clients), 1)
+    return (tuple(clients[start : start + step]) for start in range(0, len(clients), step))
 
 
 def _by_host(hosts_of: Mapping[int, int], hosts: int) -> list[list[int]]:

@@ -22,7 +22,13 @@ from rayfl.experiment.parts import Parts
 from rayfl.naming.objects import names_an_object
 
 _AUTOMATIC_SHARE = {"state_memory": 0.4, "data_memory": 0.3}
-"""Shares of a machine's memory for states and for samples of its actors, and of a GPU's memory for samples."""
+"""Shares of what :func:`automatic_memory` divides for states and for samples, and of a GPU's memory for samples."""
+_OBJECT_STORE = 0.3
+"""Ray's object store takes this share of a machine's memory, unless Ray was started with another."""
+_OWN_BYTES = 512 << 20
+"""Memory that an actor takes before it has a client: interpreter and libraries, about 450 MiB."""
+_LEAST_SHARE = 0.1
+"""Share of a machine's memory that is divided at least, however many actors it has."""
 _DEVICE_STATES = 0.04
 """Share of a GPU's free memory for resident states, and as much for prefetched ones. Both together stay below the tenth
 that the plan leaves free."""
@@ -126,8 +132,15 @@ def automatic_data_memory(free: int, sharing: int) -> int:
 
 
 def automatic_memory(field: str, neighbours: int) -> int:
-    """Returns the bytes that ``auto`` stands for in ``state_memory`` or ``data_memory`` on this machine."""
-    return int(machine_memory() * _AUTOMATIC_SHARE[field] / neighbours)
+    """Returns the bytes that ``auto`` stands for in ``state_memory`` or ``data_memory`` on this machine.
+
+    Args:
+        field: name of the option.
+        neighbours: number of hosts that share the machine's memory, the asking one included.
+    """
+    total = machine_memory()
+    left = total * (1 - _OBJECT_STORE) - neighbours * _OWN_BYTES
+    return int(max(left, total * _LEAST_SHARE) * _AUTOMATIC_SHARE[field] / neighbours)
 
 
 def pin_threads(threads: int) -> None:

@@ -134,7 +134,9 @@ class ClientHost:
     def _run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         for states in incoming:
             self.states.receive(states)
+        self.running.turn_to("restoring states")
         self.states.restore(job.committed)
+        self.running.turn_to("preparing clients")
         own = Equipment(
             self.algorithm,
             self.engine,
@@ -197,6 +199,7 @@ class ClientHost:
             predictors = self.algorithm.global_predictors(server, task)
             check_predictors(predictors, job.procedure)
             for piece in job.clients:
+                self.running.turn_to("scoring a piece of the official test part")
                 first = (piece - self._last - 1) * OFFICIAL_PIECE
                 part = self._official().load(first, first + OFFICIAL_PIECE)
                 result.scores[piece] = {"official": self._scorer.score_official(predictors, part, first)}
@@ -214,7 +217,8 @@ class ClientHost:
 
     def commit(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
         """Writes the states that changed before ``rounds_completed``; see :meth:`ClientStates.write`."""
-        return self.states.write(rounds_completed)
+        with self.running.committing():
+            return self.states.write(rounds_completed)
 
     def rewind(self) -> None:
         """Forgets all states; the next jobs say which commit to restore them from."""

@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TextIO, cast
 
@@ -31,11 +31,14 @@ class Report:
         clients: ids of the clients whose code is running; several if clients are stacked.
         seconds: time since they started their procedure.
         printed: lines that clients have printed in this call so far, each prefixed with the client.
+        work: the host's own work under way (such as ``restoring states``), and for how many seconds. A commit may be
+            among it while clients' code is running.
     """
 
     clients: tuple[int, ...]
     seconds: float
     printed: tuple[str, ...]
+    work: Mapping[str, float] = field(default_factory=dict)
 
 
 class RunningClients:
@@ -61,6 +64,8 @@ class RunningClients:
         self._cut: Counter[tuple[int, ...]] = Counter()
         self._streams: tuple[_Stream, ...] = ()
         self._thread: int | None = None
+        self._work = ("waiting for a call or its arguments", self._since)
+        self._committing: float | None = None
         self.clients: tuple[int, ...] = ()
         self.printed: list[str] = []
 
@@ -71,6 +76,7 @@ class RunningClients:
         return self
 
     def __enter__(self) -> RunningClients:
+        self.turn_to("preparing clients")
         self._thread = threading.get_ident()
         self._streams = (_Stream(self, sys.stdout), _Stream(self, sys.stderr))
         sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in self._streams)
@@ -80,6 +86,7 @@ class RunningClients:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.switch_to(())
+        self.turn_to("waiting for a call or its arguments")
         sys.stdout, sys.stderr = (stream.original for stream in self._streams)
         self._streams = ()
         for clients, count in self._cut.items():
@@ -95,11 +102,30 @@ class RunningClients:
         if tuple(clients) != self.clients:
             for stream in self._streams:
                 stream.end_line()
+            if not clients:
+                self.turn_to("preparing clients")
             self.clients = tuple(clients)
+
+    def turn_to(self, work: str) -> None:
+        """Notes which work of its own the host begins, now that no clients' code is running."""
+        self._work = (work, time.monotonic())
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Notes that another thread of the host commits."""
+        self._committing = time.monotonic()
+        try:
+            yield
+        finally:
+            self._committing = None
 
     def report(self) -> Report:
         """Returns what the host is doing; called by another thread."""
-        return Report(self.clients, time.monotonic() - self._since, tuple(self.printed))
+        clients, now = self.clients, time.monotonic()
+        begun = [] if clients else [self._work]
+        if (since := self._committing) is not None:
+            begun.append(("committing", since))
+        return Report(clients, now - self._since, tuple(self.printed), {work: now - since for work, since in begun})
 
     def add_line(self, line: str) -> None:
         """Adds a line that the running clients have printed."""

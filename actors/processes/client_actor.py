@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+import torch
 
 from actors.hosting.building import build_host, pin_threads
 from actors.hosting.job import Job, JobResult
@@ -21,6 +22,7 @@ from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange
 from actors.processes.gpus import Gpu
 from actors.processes.shared_memory import Parcel
 from actors.processes.transport import ActorEnd, Reply
+from actors.processes.versions import versions
 from actors.processes.working_folder import work_in
 from algorithms.registry import Experiment
 from rayfl.diagnosis.tracebacks import complete
@@ -38,8 +40,8 @@ def host_name(host: int) -> str:
 class ClientActor:
     """A :class:`ClientHost` in a process of its own.
 
-    Training runs in one thread. Commits and pings have another, so that writing overlaps the next round. A third
-    reports what the first is doing.
+    Training runs in one thread. Commits have another, so that writing overlaps the next round. A third reports what the
+    first is doing, and answers pings: a commit may take minutes.
 
     Args:
         config: configuration as plain data.
@@ -172,7 +174,8 @@ class ClientActor:
 
     @ray.method(concurrency_group="io")
     def describe(self) -> dict[str, Any]:
-        """Returns where the actor runs, and how it trains: looped or vectorised, and how many clients at a time."""
+        """Returns where the actor runs and with which versions, and how it trains: looped or vectorised, and how many
+        clients at a time."""
         engine = self._host.engine
         return {
             "host": self._number,
@@ -182,6 +185,8 @@ class ClientActor:
             "pid": os.getpid(),
             "device": str(engine.device),
             "device_name": device_name(engine.device),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "versions": versions(),
             "vectorized": engine.vectorized,
             "width": engine.width,
             "note": engine.note,

@@ -25,12 +25,13 @@ class ActorOptions:
         num_cpus: CPUs of each.
         num_gpus: GPU share of each, 1/k rounded down to Ray's resolution; 0 without GPUs.
         device: ``cpu`` or ``cuda``.
-        timeout_s: seconds in which all of them must start.
+        timeout_s: seconds in which they must start.
         per_gpu: k, the number of actors that may share a GPU; 0 without GPUs.
         at_least: minimum number of actors after nodes have left.
         at_most: maximum number of actors after nodes have joined.
         shared_memory: bytes that the driver may use for messages to actors on its machine.
         labels: selector of their nodes' labels, see :func:`actors.processes.labels.matches`; empty for any node.
+        begins_with: minimum number of actors that must start in time; None: all of them.
     """
 
     count: int
@@ -43,6 +44,7 @@ class ActorOptions:
     at_most: int
     shared_memory: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    begins_with: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,12 @@ def free_nodes(labels: Mapping[str, str]) -> list[Node]:
 def resources_of(nodes: Sequence[Node]) -> dict[str, float]:
     """Returns the total resources of nodes, as Ray reports them for a cluster."""
     return {"CPU": sum(node.cpus for node in nodes), "GPU": sum(node.gpus for node in nodes)}
+
+
+def free_in_words() -> str:
+    """Returns what is free in the cluster, for messages."""
+    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
 
 
 def _living(labels: Mapping[str, str]) -> list[dict[str, object]]:

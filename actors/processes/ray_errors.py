@@ -8,11 +8,18 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.processes.pool import HostDiedError
-from rayfl.errors import DeviceLostError, RayflError, ResourceError
+from rayfl.errors import DeviceLostError, MethodError, RayflError, ResourceError
+
+_UNREADABLE = ("Failed to deserialize exception", "Failed to unpickle serialized exception")
+"""How Ray 2.60, and Ray 2.40, which has no class for it, say that pickle cannot make an error again."""
 
 
 def result_of(handle: Any, host: int) -> Any:
-    """Returns a call's result. Errors lose Ray's wrappers; those that mean a lost process become HostDiedError."""
+    """Returns a call's result. Errors lose Ray's wrappers; those that mean a lost process become HostDiedError.
+
+    Raises:
+        MethodError: when the call raised an error that cannot be sent between processes. It is no death of the host.
+    """
     try:
         return ray.get(handle)
     except RayTaskError as error:
@@ -21,6 +28,8 @@ def result_of(handle: Any, host: int) -> Any:
             raise HostDiedError(host, str(cause)) from cause
         if isinstance(cause, RayflError):
             raise cause from None
+        if type(cause) is RayError:  # stands for a cause that pickle cannot write
+            raise _unsendable(host, error) from None
         if isinstance(cause, RayError):
             raise HostDiedError(host, f"{type(cause).__name__}: {_first_line(cause)}") from None
         raise
@@ -34,7 +43,19 @@ def result_of(handle: Any, host: int) -> Any:
         alone = "worker process has died" in said
         raise HostDiedError(host, f"{type(error).__name__}: {_first_line(error)}", suspicious=alone) from None
     except RayError as error:
+        if any(words in str(error) for words in _UNREADABLE):
+            raise _unsendable(host, error) from None
         raise HostDiedError(host, f"{type(error).__name__}: {_first_line(error)}") from None
+
+
+def _unsendable(host: int, error: RayError) -> MethodError:
+    """Returns the error in place of one of which only the text has arrived."""
+    failed = MethodError(
+        f"host {host}: {_last_line(error)} (an error that pickle cannot copy to another process: raise one whose "
+        "arguments are those of its constructor, and which holds nothing but data)"
+    )
+    failed.add_note(str(error))
+    return failed
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from actors.processes.transport import Connection, Sender
 from rayfl.errors import DeviceLostError
 
 _REPORT_TIMEOUT_S = 10.0
+_PING_TIMEOUT_S = 60.0
 
 
 class RayHost:
@@ -100,3 +102,19 @@ class RayHost:
     def forget(self) -> None:
         """Discards the results of all earlier calls, some of which may still be running."""
         self._connection.forget()
+
+
+def answering(hosts: Sequence[RayHost]) -> list[RayHost]:
+    """Returns which of some hosts answer within a minute, even while they train or commit."""
+    pings = [host.actor.doing.remote() for host in hosts]
+    answered = ray.wait(pings, num_returns=len(pings), timeout=_PING_TIMEOUT_S)[0]
+    return [host for host, ping in zip(hosts, pings, strict=True) if ping in answered and not _failed(ping)]
+
+
+def _failed(handle: Any) -> bool:
+    """Returns whether a call that has ended has failed."""
+    try:
+        ray.get(handle)
+    except RayError:
+        return True
+    return False

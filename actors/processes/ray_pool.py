@@ -13,23 +13,22 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import get_current_placement_group
 
 from actors.processes.client_actor import RemoteClientActor, host_name
 from actors.processes.gpu_bundles import GpuBundles
 from actors.processes.gpus import ActorGpu, check_gpus, own_gpu
-from actors.processes.placement import ActorOptions, Node, free_nodes, room, whole_nodes
+from actors.processes.placement import ActorOptions, Node, free_in_words, free_nodes, room, whole_nodes
 from actors.processes.pool import HostDiedError
-from actors.processes.ray_host import RayHost
+from actors.processes.ray_host import RayHost, answering
 from actors.processes.transport import Sender
+from actors.processes.versions import check_releases, warn_of_builds
 from actors.processes.waiting import collected
 from actors.processes.working_folder import working_folder
 from rayfl.errors import RayflError, ResourceError
 from rayfl.params import Tree
 
 _log = logging.getLogger("rayfl")
-_PING_TIMEOUT_S = 60.0
 _ASK_EVERY_S = 1.0
 _LOOK_EVERY_S = 2.0
 
@@ -47,7 +46,8 @@ class RayPool:
         content: SHA-256 of the samples; None where it is not known.
 
     Raises:
-        ResourceError: when the actors do not start in time, or not on the GPUs reserved for them, or end meanwhile.
+        ResourceError: when too few actors start in time, or not on the GPUs reserved for them, with other releases than
+            the driver's, or they end meanwhile.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class RayPool:
         self._hosts: list[RayHost] = []
         self._joining: list[RayHost] = []
         self._joining_since = self._looked_at = time.monotonic()
-        self._unfit: frozenset[str] = frozenset()
+        self._unfit, self._unfit_until = frozenset[str](), 0.0
         try:
             self._start([next(self._numbers) for _ in range(options.count)], self._hosts)
-            self._await(self._hosts, options.count)
+            self._await(list(self._hosts), options.begins_with or options.count)
         except HostDiedError as death:
             self.close()
             raise ResourceError(
@@ -120,17 +120,13 @@ class RayPool:
         return collected(self._hosts, handles, deadline_s, of_clients)
 
     def revive(self) -> list[int]:
-        pings = [host.actor.describe.remote() for host in self._hosts]
-        dead = []
-        for host, ping in zip(self._hosts, pings, strict=True):
-            try:
-                ray.get(ping, timeout=_PING_TIMEOUT_S)
-            except (RayError, GetTimeoutError):
-                # A hanging actor counts as dead, and must not continue later and write.
-                dead.append(host)
+        # A hanging actor counts as dead, and must not continue later and write. So does one of which nothing is known,
+        # because another one ended while it started.
+        living = [host for host in answering(self._hosts) if host.description]
+        dead = [host for host in self._hosts if host not in living]
         for host in dead:
             self._end(host)
-        self._hosts = [host for host in self._hosts if host not in dead]
+        self._hosts = living
         for host in self._hosts:
             host.forget()
         before = len(self._hosts)
@@ -147,13 +143,13 @@ class RayPool:
         self._looked_at = now
         nodes = frozenset(node.id for node in whole_nodes(self._options.labels))
         more = min(self._room(free_nodes(self._options.labels)), self._options.at_most - self.size)
-        if more < 1 or nodes == self._unfit:
+        if more < 1 or (nodes == self._unfit and now < self._unfit_until):
             return []
         try:
             self._admit()
         except RayflError as error:
             _log.warning("nodes that have joined are not used: %s", error)
-            self._unfit = nodes
+            self._stop_growing(now)
             return []
         self._joining_since = now
         self._start([next(self._numbers) for _ in range(more)], self._joining)
@@ -170,6 +166,7 @@ class RayPool:
         for host in list(joined):
             try:
                 host.finish_start(host.number, self._sender)
+                check_releases([host.description])
                 self._check([*self._hosts, *(other for other in joined if other.description)])
             except (HostDiedError, ResourceError) as error:
                 joined.remove(host)
@@ -178,14 +175,20 @@ class RayPool:
         self._joining = []
         if failed:
             _log.warning("%d actors could not join the run: %s", len(failed), reason)
-            self._unfit = frozenset(node.id for node in whole_nodes(self._options.labels))
+            self._stop_growing(now)
             for host in failed:
                 self._end(host)
+        warn_of_builds(host.description for host in joined)
         first = self.size
         self._hosts += joined
         if joined:
-            _log.info("%d actors joined the run, %d now: nodes have come", len(joined), self.size)
+            _log.info("%d actors joined the run, %d now: there is room for them", len(joined), self.size)
         return list(range(first, self.size))
+
+    def _stop_growing(self, now: float) -> None:
+        """Starts no more actors on the present nodes for as long as actors may take to start."""
+        self._unfit = frozenset(node.id for node in whole_nodes(self._options.labels))
+        self._unfit_until = now + self._options.timeout_s
 
     def close(self) -> None:
         for host in [*self._hosts, *self._joining]:
@@ -196,8 +199,7 @@ class RayPool:
             self._bundles.close()
 
     def _room(self, nodes: Sequence[Node]) -> int:
-        options = self._options
-        return room(nodes, options.num_cpus, options.per_gpu, options.at_most)
+        return room(nodes, self._options.num_cpus, self._options.per_gpu, self._options.at_most)
 
     def _start(self, numbers: Sequence[int], hosts: list[RayHost]) -> None:
         """Starts actors, and adds them to ``hosts``; does not wait for them."""
@@ -226,7 +228,7 @@ class RayPool:
         return {"label_selector": labels} if labels else {}  # older Rays do not know the option
 
     def _await(self, new: Sequence[RayHost], at_least: int) -> None:
-        """Waits for new hosts, except for those that no longer fit because nodes have left.
+        """Waits for new hosts, except for those that do not fit, because nodes have left or others use them.
 
         Args:
             new: hosts that were started.
@@ -251,10 +253,13 @@ class RayPool:
                 self._hosts.remove(host)
                 self._end(host)
         if given_up:
-            _log.warning("goes on with %d actors instead of %d: nodes have left", self.size, self.size + len(given_up))
-        for position, host in enumerate(self._hosts):
-            if host in new:
-                host.finish_start(position, self._sender)
+            asked = self.size + len(given_up)
+            _log.warning("goes on with %d actors instead of %d: the others found no room in time", self.size, asked)
+        started = [host for host in self._hosts if host in new]
+        for host in started:
+            host.finish_start(self._hosts.index(host), self._sender)
+        check_releases(host.description for host in started)
+        warn_of_builds(host.description for host in started)
         self._check(self._hosts)
 
     def _check(self, hosts: Sequence[RayHost]) -> None:
@@ -277,7 +282,7 @@ class RayPool:
         return (
             f"{count} of {asked} actors did not start within {options.timeout_s:g} s: each needs "
             f"{options.num_cpus:g} CPUs and {options.num_gpus:g} GPUs, {count * options.num_cpus:g} CPUs and "
-            f"{count * options.num_gpus:g} GPUs together, the cluster has {_available()} free (others may hold the "
+            f"{count * options.num_gpus:g} GPUs together, the cluster has {free_in_words()} free (others may hold the "
             f"rest, or these actors, where their processes have only begun: `ray status`){_busy()}; lower "
             "cluster.num_actors or cluster.cpus_per_actor, or raise cluster.startup_timeout_s and wait"
         )
@@ -292,8 +297,3 @@ def _busy() -> str:
         f"; this machine is busy (load {load:.1f} on {cpus} CPUs), and Ray lets its workers wait for other programs "
         "(RAY_worker_niceness, by default 15)"
     )
-
-
-def _available() -> str:
-    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"

@@ -12,6 +12,10 @@ from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from rayfl.engine.requests import SERVER
 
+OWN_WORK_S = 600.0
+"""Seconds that a host may be at one piece of its own work, such as a commit, unless the deadline for clients is longer.
+Repeating such work does not make it faster, but a storage that hangs must not hold up the run for ever."""
+
 
 def collected(
     hosts: Sequence[RayHost], handles: MutableMapping[Any, int], deadline_s: float | None, of_clients: bool
@@ -22,12 +26,16 @@ def collected(
         hosts: hosts by position.
         handles: position of the asked host, by handle. Handles may be added while results arrive; those of arrived
             results are removed.
-        deadline_s: maximum seconds at the same clients, or without an answer; None for no limit.
+        deadline_s: maximum seconds at the same clients, or without an answer; None for no limit. A host's own work has
+            a limit of its own, see :data:`OWN_WORK_S`.
         of_clients: whether the hosts run clients' procedures.
     """
-    heard, known = dict[int, float](), set[Any]()
+    # By host: since when it is silent, and from when on its deadline counts.
+    silent_since, heard, known = dict[int, float](), dict[int, float](), set[Any]()
     while waiting := list(handles):
-        heard |= {handles[handle]: time.monotonic() for handle in waiting if handle not in known}
+        asked = {handles[handle]: time.monotonic() for handle in waiting if handle not in known}
+        silent_since |= asked
+        heard |= asked
         known, timeout = set(waiting), None
         if deadline_s is not None:
             silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
@@ -38,10 +46,12 @@ def collected(
             if _has_answered(handle for handle in waiting if handles[handle] == silent):
                 heard[silent] = time.monotonic()  # the answer is there, and is being transferred
             else:
-                heard[silent] = time.monotonic() - silence(hosts[silent], silent, deadline_s, of_clients)
+                silent_s = time.monotonic() - silent_since[silent]
+                at_it_s = silence(hosts[silent], silent, deadline_s, of_clients, silent_s)
+                heard[silent] = time.monotonic() - at_it_s
             continue
         host = handles[ready[0]]
-        heard[host] = time.monotonic()
+        silent_since[host] = heard[host] = time.monotonic()
         result = hosts[host].result(ready[0], host)
         known.remove(ready[0])
         del handles[ready[0]], ready  # the last references: Ray may free what it holds
@@ -54,21 +64,34 @@ def _has_answered(handles: Iterable[Any]) -> bool:
     return bool(ray.wait(list(handles), num_returns=1, timeout=1, fetch_local=False)[0])
 
 
-def silence(host: RayHost, position: int, deadline_s: float, of_clients: bool) -> float:
-    """Returns for how many seconds a host without an answer has been at the same clients.
+def silence(host: RayHost, position: int, deadline_s: float, of_clients: bool, silent_s: float) -> float:
+    """Returns for how many seconds a host without an answer has been at the same clients; 0 at work of its own.
+
+    Args:
+        host: the host.
+        position: its position, for errors.
+        deadline_s: maximum seconds at the same clients.
+        of_clients: whether it was asked to run clients' procedures. If not, clients are not to blame.
+        silent_s: seconds since it was asked, or since its last answer.
 
     Raises:
         HostDiedError: when that is too long, or the host does not report; it is ended then.
     """
-    doing = host.doing() if of_clients else None
-    if doing is not None and doing.clients == (SERVER,):
-        return 0.0  # the limit is for clients
-    if doing is not None and doing.clients and doing.seconds < deadline_s:
-        return doing.seconds
+    doing, reason = host.doing(), f"no answer within clients.deadline_s={deadline_s:g} s"
+    if doing is not None:
+        if doing.clients == (SERVER,):
+            return 0.0  # the limit is for clients
+        if doing.clients and doing.seconds < deadline_s:
+            return doing.seconds
+        if doing.work and not (of_clients and doing.clients):
+            work, limit_s = max(doing.work, key=doing.work.__getitem__), max(deadline_s, OWN_WORK_S)
+            # A host that waits has waited since its last call, perhaps long before it was asked.
+            if min(doing.work[work], silent_s) < limit_s:
+                return 0.0
+            reason = f"no end of {work} within {limit_s:g} s"
     # Pings are answered by another thread: only killing the process makes sure that it does not continue.
     ray.kill(host.actor)
-    reason = f"no answer within clients.deadline_s={deadline_s:g} s"
-    if doing is None:
-        raise HostDiedError(position, reason, hung=True, suspicious=of_clients)
-    named = bool(doing.clients)
-    raise HostDiedError(position, reason, doing.clients, True, certain=named, suspicious=named, printed=doing.printed)
+    clients = doing.clients if doing is not None and of_clients else ()
+    suspicious = of_clients and (doing is None or bool(clients))
+    printed = doing.printed if doing is not None else ()
+    raise HostDiedError(position, reason, clients, True, certain=bool(clients), suspicious=suspicious, printed=printed)

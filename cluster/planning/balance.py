@@ -22,13 +22,15 @@ def hosts_of(pool: HostPool, config: ExperimentConfig, descriptions: Sequence[Ma
         descriptions: descriptions of the actors; empty without actors.
     """
     cluster = config.cluster
-    # The last bits depend on which clients are stacked together, which should not depend on measured times.
-    in_doubt = any(host["vectorized"] for host in descriptions)
-    devices = {host["device_name"] for host in descriptions}
-    if cluster.balance == "auto" and in_doubt and len(devices) > 1:
+    devices = {_device(host) for host in descriptions}
+    # The last bits depend on which clients are stacked together, and on the kind of device that trains a client:
+    # neither should depend on measured times.
+    in_doubt = len(devices) > 1 or any(host["vectorized"] for host in descriptions)
+    if cluster.balance == "auto" and len(devices) > 1:
         _log.warning(
-            "actors have different devices (%s) and get equal work: cluster.balance=measured gives fast ones more; the "
-            "last bits of results then depend on what was measured",
+            "actors have different devices (%s) and get equal work, since the last bits of results depend on which of "
+            "them trains a client: cluster.balance=measured gives fast ones more; these bits then depend on what was "
+            "measured",
             ", ".join(sorted(devices)),
         )
     return Hosts(
@@ -37,3 +39,9 @@ def hosts_of(pool: HostPool, config: ExperimentConfig, descriptions: Sequence[Ma
         deadline_s=config.clients.deadline_s,
         measured=cluster.balance == "measured" or (cluster.balance == "auto" and not in_doubt),
     )
+
+
+def _device(host: Mapping[str, Any]) -> str:
+    """Returns the kind of an actor's device: the GPU's name, or which of the CPU's instructions PyTorch uses."""
+    name = str(host["device_name"])
+    return f"{name} with {host['instructions']}" if name == "cpu" else name

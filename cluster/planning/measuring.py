@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,10 +15,10 @@ from actors.probing.actor import probe
 from actors.probing.measure import Measured
 from actors.probing.probe_calls import probe_calls
 from actors.processes.labels import check_version
-from actors.processes.placement import ActorOptions, Node, resources_of, whole_nodes
+from actors.processes.placement import ActorOptions, Node, free_nodes, resources_of, room, whole_nodes
 from cluster.planning.autoscaling import AutoscalerRequest, demand
 from cluster.planning.plan import Plan, depends_on_measuring, final_plan
-from cluster.planning.resources import wait_for_room
+from cluster.planning.resources import actors_between, plan_actors, wait_for_room
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.stack_sizes import clients_for_rows
 from rayfl.examples import InputSpec
@@ -25,11 +26,15 @@ from rayfl.experiment.parts import Parts
 
 _log = logging.getLogger("rayfl")
 _LABEL_BYTES = 8
+_RETURN_TIMEOUT_S = 5.0
+_ASK_EVERY_S = 0.5
 _CHECKPOINTING = "model.checkpointing=auto is true"
 
 
 def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
     """Plans the actors of a run, and logs the plan.
+
+    Where their number is free, there are no more of them than fit beside what others use, if that is enough.
 
     Inside the placement group of a sweep's experiment nothing is measured, because its resources are reserved.
 
@@ -54,11 +59,16 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
             wish.ask(demand(config.cluster, resources_of(nodes()), num_clients), labels)
 
         options = wait_for_room(config.cluster, lambda: resources_of(nodes()), num_clients, nodes=nodes, ask=ask)
-    measures = depends_on_measuring(config, options) and get_current_placement_group() is None
+    (least, most), reserved = actors_between(config.cluster, num_clients), get_current_placement_group() is not None
+    usable = nodes()
+    if least < most and not reserved:
+        usable = nodes_with_room(options, least)
+        options = plan_actors(config.cluster, resources_of(usable), num_clients, usable)
+    measures = depends_on_measuring(config, options) and not reserved
 
     def planned(config: ExperimentConfig) -> Plan:
         measured = _measured(parts, config, sizes, options) if measures else []
-        return final_plan(config, options, nodes(), num_clients, parts.context.cohort_size, measured)
+        return final_plan(config, options, usable, num_clients, parts.context.cohort_size, measured)
 
     plan = planned(config)
     saving = config.model_copy(update={"model": config.model.saving_memory()})
@@ -68,7 +78,31 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
         _log.info("%s", line)
     for line in plan.warnings:
         _log.warning("%s", line)
-    return plan
+    return replace(plan, options=replace(plan.options, begins_with=least))
+
+
+def nodes_with_room(options: ActorOptions, least: int) -> list[Node]:
+    """Returns nodes with what is free on them; with all that they have where that is too little.
+
+    Actors that have just ended give back what they had after a moment, for which this waits.
+
+    Args:
+        options: planned actors, where all of the nodes is free.
+        least: minimum number of actors.
+    """
+    ends = time.monotonic() + _RETURN_TIMEOUT_S
+    while True:
+        # Of a GPU that others use in part, the rest is of no use.
+        free = [replace(node, gpus=math.floor(node.gpus)) for node in free_nodes(options.labels)]
+        fitting = room(free, options.num_cpus, options.per_gpu, options.count)
+        if fitting >= options.count or time.monotonic() >= ends:
+            break
+        time.sleep(_ASK_EVERY_S)
+    if fitting < least:
+        return whole_nodes(options.labels)
+    if fitting < options.count:
+        _log.info("others use a part of the cluster: %d of %d actors have room", fitting, options.count)
+    return free
 
 
 def _measured(parts: Parts, config: ExperimentConfig, sizes: np.ndarray, options: ActorOptions) -> list[Measured]:

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.processes.labels import matches
 from rayfl.errors import ResourceError, RunError
 from rayfl.storage.files import Storage
 
+WHILE_RUNNING_S = 10.0
+"""Seconds that the nodes may take while a run waits for their answers, between two rounds."""
 _NOT_THERE = "does not see it: it is no shared folder there (mount it on all nodes, or use s3://, gs://)"
 
 
-def check_shared_storage(storage: Storage, timeout_s: float, option: str = "storage_path") -> None:
+def check_shared_storage(
+    storage: Storage, timeout_s: float, option: str = "storage_path", labels: Mapping[str, str] | None = None
+) -> None:
     """Writes a file here, and has every node of the cluster read it and write another one.
 
-    A cluster of one node is not checked.
+    Where the driver's node is the only one, nothing is checked.
 
     Args:
         storage: folder of the run, or of its copies.
         timeout_s: seconds that the nodes may take.
         option: configuration option that names the folder.
+        labels: selector of the nodes that are asked, see :func:`actors.processes.labels.matches`; None for all nodes.
 
     Raises:
         ResourceError: naming the nodes on which the folder is missing, another one or read-only, and the folder.
         RunError: when the folder cannot be written here.
     """
-    nodes = _alive()
-    if len(nodes) < 2:
+    nodes = [node for node in _alive() if matches(node.get("Labels") or {}, labels or {})]
+    if {node["NodeID"] for node in nodes} <= {ray.get_runtime_context().get_node_id()}:
         return
     probe = f".probe-{uuid.uuid4().hex}"
     storage.write(probe, probe.encode())

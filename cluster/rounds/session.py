@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
 from unittest import mock
 
 import ray
 from ray._private import ray_constants
 
+from actors.processes.working_folder import working_folder
 from cluster.rounds.privacy import private_folder, require_token
-from rayfl.errors import ResourceError
+from rayfl.errors import ConfigError, ResourceError
 
 # Ray's own switch that keeps ports closed to the network. Its name mentions Windows and macOS, where it is the default,
 # but it works on Linux too. `_node_ip_address="127.0.0.1"` alone is overruled by Ray.
@@ -34,8 +38,11 @@ def ray_session(address: str | None) -> Iterator[None]:
     interface and without dashboard, and stopped at the end.
 
     Raises:
+        ConfigError: when workers would import modules of the current folder in place of rayfl's.
         ResourceError: when there is no cluster at the address.
     """
+    if folder := working_folder():
+        _refuse_shadowing(folder)
     if ray.is_initialized():
         yield
         return
@@ -48,6 +55,20 @@ def ray_session(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _refuse_shadowing(folder: str) -> None:
+    """Refuses a current folder with packages of rayfl's names: Ray has its workers look for modules there first."""
+    home = Path(__file__).resolve().parents[2]
+    for name in ("actors", "algorithms", "cluster", "rayfl"):
+        # None where nothing shadows an editable installation, which is on no path.
+        spec = PathFinder.find_spec(name, [folder, *sys.path])
+        places = [] if spec is None else [*(spec.submodule_search_locations or [str(spec.origin)])]
+        if places and Path(places[0]).resolve() != home / name:
+            raise ConfigError(
+                f"Ray's workers would import {places[0]} in place of rayfl's own package {name!r}, because the current "
+                "folder comes first on their search path: rename it, or start from another folder"
+            )
 
 
 def _attach(target: str) -> None:

@@ -19,13 +19,14 @@ class ClusterConfig(Section):
     )
     num_actors: Annotated[int, Field(ge=1)] | Literal["auto"] | ActorRange = Field(
         "auto",
-        description="how many actors host the clients; auto: as many as CPUs or GPU shares allow, more on nodes that "
-        "join; 2:16: likewise, but never less than 2 and never more than 16 (in a sweep: 2)",
+        description="how many actors host the clients; auto: as many as free CPUs or GPU shares allow, more on nodes "
+        "that join; 2:16: likewise, but never less than 2 and never more than 16 (in a sweep: 2)",
     )
     balance: Literal["auto", "measured", "sizes"] = Field(
         "auto",
         description="which actors train which clients: sizes, by samples alone; measured, by how long clients and "
-        "actors took before; auto: measured where no result depends on it, sizes where clients are stacked",
+        "actors took before; auto: measured where no result depends on it, sizes where clients are "
+        "stacked or devices differ",
     )
     label_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
@@ -59,7 +60,8 @@ class ClusterConfig(Section):
     state_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
         description="memory per actor for client states (such as 4GiB); the least recently used go to disk and come "
-        "back; auto: 40 % of the machine's memory, divided among its actors",
+        "back; auto: 40 % of what Ray's object store (30 %) and the actors themselves (0.5 GiB each) leave of the "
+        "machine's memory, divided among its actors",
     )
     device_state_memory: Annotated[ByteSize, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
@@ -70,8 +72,8 @@ class ClusterConfig(Section):
     data_memory: Annotated[ByteSize, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
         description="memory per actor for clients' samples; the least recently used are read again when needed; "
-        "auto: 30 % of the machine's memory, divided among its actors; of actors on a GPU, 30 % of its free memory, "
-        "divided among those that share it",
+        "auto: 30 % where state_memory has 40 %; of actors on a GPU, 30 % of its free memory, divided among those that "
+        "share it",
     )
     read_ahead: bool = Field(
         True,
@@ -113,7 +115,8 @@ class ClientsConfig(Section):
         gt=0,
         description="how long a client may be at its procedure, in seconds (clients that are stacked: together); then "
         "its actor is ended, and the client has failed (on_error). An actor that does not say who is at work counts as "
-        "dead (max_failures). null: any time. The server's own work may take any time",
+        "dead (max_failures); so does one whose own work (it commits, restores states, waits for arguments) takes "
+        "longer than that and than 600 s. null: any time. The server's own work may take any time",
     )
 
     @model_validator(mode="after")

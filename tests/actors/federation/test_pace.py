@@ -144,7 +144,7 @@ def test_hosts_share_clients_by_what_they_took_if_it_was_measured(tmp_path: Path
 
 
 def description(**what: Any) -> dict[str, Any]:
-    return {"vectorized": False, "device_name": "cpu", **what}
+    return {"vectorized": False, "device_name": "cpu", "instructions": "AVX2", **what}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,10 @@ def description(**what: Any) -> dict[str, Any]:
     [
         ({}, [{}, {}], True),
         ({}, [{}, {"vectorized": True}], False),
+        ({}, [{}, {"instructions": "AVX512"}], False),
+        ({}, [{"device_name": "A100"}, {"device_name": "A100", "instructions": "AVX512"}], True),
+        ({}, [{"device_name": "A100"}, {"device_name": "T4"}], False),
+        ({"cluster": {"balance": "measured"}}, [{}, {"instructions": "AVX512"}], True),
         ({"cluster": {"balance": "sizes"}}, [{}, {}], False),
         ({"cluster": {"balance": "measured"}}, [{"vectorized": True}], True),
     ],
@@ -165,11 +169,12 @@ def test_automatically_it_is_measured_where_no_result_depends_on_it(
 
 
 @pytest.mark.parametrize("balance", ["auto", "measured"])
-def test_that_unlike_gpus_get_equal_work_is_said(
-    balance: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_that_unlike_devices_get_equal_work_is_said(
+    balance: str, vectorized: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = Experiment.model_validate(small_experiment(tmp_path, "run", "fedavg") | {"cluster": {"balance": balance}})
-    gpus = [description(vectorized=True, device_name=name) for name in ("A100", "T4", "T4")]
+    gpus = [description(vectorized=vectorized, device_name=name) for name in ("A100", "T4", "T4")]
     with caplog.at_level(logging.WARNING, "rayfl"):
         hosts_of(InlinePool([]), config, gpus)
     said = [record.getMessage() for record in caplog.records]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from actors.federation.hosts import Hosts
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job, JobResult
+from actors.processes.pool import InlinePool
 from algorithms.base import Algorithm, Clients
 from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
@@ -97,6 +100,42 @@ def test_nobody_may_write_to_it(guilty: int, jobs: list[Job]) -> None:
 
 def test_what_one_client_alone_is_sent_is_its_own(jobs: list[Job]) -> None:
     toy_of(guilty=3).step()
+
+
+class Counted(InlinePool):
+    """Counts the pieces that each host has been given and has not answered yet."""
+
+    def __init__(self, hosts: list[ClientHost]) -> None:
+        super().__init__(hosts)
+        self.most: Counter[int] = Counter()
+        self._given: Counter[int] = Counter()
+
+    def submit(self, host: int, method: str, *args: Any) -> Any:
+        self._given[host] += method == "run"
+        self.most[host] = max(self.most[host], self._given[host])
+        return super().submit(host, method, *args)
+
+    def collect(
+        self, handles: MutableMapping[Any, int], deadline_s: float | None = None, of_clients: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        for host, result in super().collect(handles, deadline_s, of_clients):
+            self._given[host] -= 1
+            yield host, result
+
+
+@pytest.mark.parametrize("with_payloads", [True, False])
+def test_of_a_share_in_pieces_few_payloads_are_under_way(with_payloads: bool) -> None:
+    """All at once would be copied into Ray's object store, for every client of the experiment."""
+    clients = range(20)
+    toy = Toy(Exchanging(), random_clients([8] * 20), two_layers(hidden=5), TRAIN, 2)
+    models = toy.server["models"]
+    payloads = {i: {"peers": {key: models[key] for key in GIVEN[i % 4]}} for i in clients} if with_payloads else {}
+    pool = Counted(toy.client_hosts)
+    job = Job("look", "map", 0, ())
+    common = {} if with_payloads else {"peers": models}
+    found = list(Hosts(pool).dispatch(job, dict.fromkeys(clients, 1.0), common, payloads, at_a_time=1))
+    assert sorted(client for result in found for client in result.values) == list(clients)
+    assert set(pool.most.values()) == {3 if with_payloads else 10}
 
 
 def test_trees_without_known_tensors_are_copied_as_often_as_they_are_read() -> None:

@@ -32,7 +32,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("device", "cluster", "expected"),
     [
-        (CPU, {}, 0.3 * 512 * GIB / 4),
+        (CPU, {}, 0.3 * (0.7 * 512 * GIB - 4 * GIB / 2) / 4),
         (CPU, {"data_memory": 5 * GIB}, 5 * GIB),
         (GPU, {}, 0.3 * 64 * GIB),
         (GPU, {"actors_per_gpu": 3}, 0.1 * 64 * GIB),
@@ -42,6 +42,13 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_samples_are_counted_where_they_lie(device: torch.device, cluster: dict[str, Any], expected: float) -> None:
     assert data_memory_of(ClusterConfig(**cluster), device, neighbours=4) == int(expected)
+
+
+@pytest.mark.parametrize("actors", [1, 8, 64, 512])
+def test_what_is_filled_automatically_leaves_room_for_the_object_store_and_the_actors_themselves(actors: int) -> None:
+    filled = actors * sum(automatic_memory(field, actors) for field in ("state_memory", "data_memory"))
+    left = 512 * GIB * 0.7 - actors * GIB / 2
+    assert filled == pytest.approx(0.7 * max(left, 0.1 * 512 * GIB))
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from torch import Tensor
 
 from actors.hosting.host import ClientHost
 from actors.hosting.job import Job
-from actors.hosting.running_clients import RunningClients, log_printed, printed_on_console
+from actors.hosting.running_clients import Report, RunningClients, log_printed, printed_on_console
 from actors.hosting.state import ClientStates
 from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
@@ -24,6 +26,9 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.files import Storage
+from rayfl.storage.manifest import StoredFile
 from tests.support.toy_networks import softmax_regression
 from tests.support.toys import CPU, random_clients
 
@@ -47,12 +52,12 @@ class Talkative(Averaging):
         return loss
 
 
-def host(mode: Literal["looped", "vectorized"], **options: Any) -> ClientHost:
+def host(mode: Literal["looped", "vectorized"], store: CommitStore | None = None, **options: Any) -> ClientHost:
     """A host of four clients of one mini-batch each."""
     train = TrainConfig(rounds=1, clients_per_round=3, local_epochs=1, batch_size=8, lr=0.1)
     context = RoundContext(0, 1, 4, train, RandomStreams(0))
     engine = Engine(softmax_regression(), CPU, EngineConfig(mode=mode, width=3))
-    return ClientHost(Talkative(), engine, random_clients([5, 5, 5, 5]), context, ClientStates(None, 0), 8, **options)
+    return ClientHost(Talkative(), engine, random_clients([5, 5, 5, 5]), context, ClientStates(store, 0), 8, **options)
 
 
 def job(*clients: int) -> Job:
@@ -166,6 +171,55 @@ def test_the_report_says_who_is_at_work_since_when() -> None:
     assert report.clients == (8,)
     assert 0 <= report.seconds < 60
     assert report.printed == ("client 8, round 4, local_update: hello",)
+
+
+class Watched(CommitStore):
+    """A store that notes what its host says to be doing while states are written or read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Storage(str(folder)))
+        self.said: list[Report] = []
+        self.host: ClientHost | None = None
+
+    def write_states(self, *args: Any) -> StoredFile:
+        self._note()
+        return super().write_states(*args)
+
+    def read_states(self, file: StoredFile) -> dict[int, Tree]:
+        self._note()
+        return super().read_states(file)
+
+    def _note(self) -> None:
+        assert self.host is not None
+        self.said.append(self.host.running.report())
+
+
+def test_the_report_says_which_work_of_its_own_a_host_does(tmp_path: Path) -> None:
+    store = Watched(tmp_path)
+    store.host = one = host("looped", store=store)
+    assert set(one.running.report().work) == {"waiting for a call or its arguments"}
+    one.states.replace(3, {"x": torch.ones(2)}, 0)
+    [(file, _)] = one.commit(1)
+    one.rewind()
+    one.run(replace(job(0, 3), committed={3: file}), BROADCAST)
+    writing, reading = store.said
+    assert set(writing.work) == {"waiting for a call or its arguments", "committing"}
+    assert set(reading.work) == {"restoring states"}
+    assert all(0 <= seconds < 60 for report in store.said for seconds in report.work.values())
+    assert (writing.clients, reading.clients) == ((), ())
+    assert set(one.running.report().work) == {"waiting for a call or its arguments"}
+
+
+def test_a_commit_is_reported_beside_clients_at_work() -> None:
+    running = RunningClients(None)
+    with running.start_call(job(7, 8)):
+        assert set(running.report().work) == {"preparing clients"}
+        running.begin((7,))
+        assert running.report().work == {}
+        with running.committing():
+            assert (running.report().clients, set(running.report().work)) == ((7,), {"committing"})
+        running.switch_to(())
+        assert set(running.report().work) == {"preparing clients"}
 
 
 def test_lines_reach_the_console_and_the_log_without_control_characters(

@@ -187,7 +187,7 @@ def test_results_of_the_job_have_nothing_of_clients() -> None:
 
 def test_the_deadline_of_clients_is_not_the_servers() -> None:
     at_work = SimpleNamespace(doing=lambda: Report((-1,), 99.0, ()))
-    assert silence(at_work, 0, 1.0, True) == 0.0  # type: ignore[arg-type]
+    assert silence(at_work, 0, 1.0, True, 99.0) == 0.0  # type: ignore[arg-type]
 
 
 class OneFails(Distilling):

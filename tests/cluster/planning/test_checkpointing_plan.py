@@ -99,6 +99,7 @@ def run_planned(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> li
     replaced = {
         "check_version": lambda labels: None,
         "whole_nodes": lambda labels: nodes,
+        "free_nodes": lambda labels: nodes,
         "wait_for_room": lambda *_, **__: options,
         "probe_calls": lambda parts, sizes: [],
         "get_current_placement_group": lambda: None,

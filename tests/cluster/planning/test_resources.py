@@ -126,7 +126,7 @@ def test_a_range_of_actors_is_what_there_is_room_for_between_its_ends() -> None:
 
 def test_a_range_in_a_sweep_is_its_least() -> None:
     config = ClusterConfig.model_validate({"num_actors": "2:16"})
-    found = plan_trial(config, {"CPU": 8}, 1, 20, None)
+    found = plan_trial(config, [Node("a", 8, 0)], 20, None)
     assert (len(found.bundles), found.at_once, found.cluster.num_actors) == (3, 4, 2)
 
 

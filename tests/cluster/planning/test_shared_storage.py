@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from cluster.planning.shared_storage import check_shared_storage, visit_storage
+from rayfl.errors import ResourceError
 from rayfl.storage.files import Storage
 
 ROOT = Path(__file__).parents[3]
@@ -42,6 +43,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_every_node_is_asked_also_one_without_cpus(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for home in (first, second):
@@ -88,4 +90,19 @@ def test_a_node_that_leaves_meanwhile_needs_no_storage(tmp_path: Path, monkeypat
 @pytest.mark.usefixtures("local_ray")
 def test_a_single_node_shares_with_nobody(tmp_path: Path) -> None:
     check_shared_storage(Storage(str(tmp_path)), 1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_nodes_that_the_run_does_not_use_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [node] = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [
+        node | {"Labels": {"kind": "driver"}},
+        node | {"Labels": {"kind": "other"}, "NodeID": "5" * len(node["NodeID"]), "NodeManagerHostname": "not-there"},
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    check_shared_storage(Storage(str(tmp_path)), 60, labels={"kind": "driver"})
+    for labels in ({"kind": "other"}, {}, None):  # a single node is asked if it is not the driver's
+        with pytest.raises(ResourceError, match=r"storage_path must be one place.*node not-there"):
+            check_shared_storage(Storage(str(tmp_path)), 60, labels=labels)
     assert not list(tmp_path.iterdir())

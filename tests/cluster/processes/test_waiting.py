@@ -41,6 +41,7 @@ def host() -> RayHost:
     return found
 
 
+@pytest.mark.slow
 def test_the_time_of_a_host_that_is_asked_again_counts_from_its_beginning(host: RayHost) -> None:
     handles = {host.submit("answer", 0.0): 0}
     arriving = collected([host], handles, DEADLINE_S, of_clients=True)
@@ -51,6 +52,7 @@ def test_the_time_of_a_host_that_is_asked_again_counts_from_its_beginning(host: 
     assert list(arriving) == [(0, "here")]
 
 
+@pytest.mark.slow
 def test_a_host_that_says_nothing_after_it_was_asked_again_is_ended(host: RayHost) -> None:
     handles = {host.submit("answer", 0.0): 0}
     arriving = collected([host], handles, 0.5, of_clients=False)

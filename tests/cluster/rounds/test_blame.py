@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rayfl
+from algorithms.scaffold import Scaffold
+from rayfl.aggregation.exact_sum import Weighted
+from rayfl.engine.client import Client
 from rayfl.errors import ClientError, RunError
+from rayfl.params import Tree
+from rayfl.storage.commits import CommitStore
+from rayfl.storage.manifest import StoredFile
 from tests.cluster.rounds.test_client_policy import SKIP, assert_same_but_for_the_note, cohorts, rows
 from tests.cluster.rounds.test_recovery import ActorKiller
 from tests.support.experiments import assert_same, outcome, small_experiment
@@ -135,6 +142,41 @@ def test_the_deadline_is_each_clients_own(tmp_path: Path) -> None:
     config = experiment(tmp_path, "run", "slow", [[1, client] for client in sampled[1]], num_actors=1)
     rayfl.run(config | {"clients": {"deadline_s": DEADLINE_S}, "max_failures": 0})
     assert rows(tmp_path / "run") == []
+
+
+class SlowlyWritten(Scaffold):
+    """SCAFFOLD in processes whose first commit takes longer than the deadline."""
+
+    name: str = "slowly_written"
+
+    async def local_update(self, client: Client, model: Tree, control: Tree) -> Weighted:
+        if CommitStore.write_states is _WRITE:
+            CommitStore.write_states = _write_slowly  # type: ignore[method-assign, assignment]
+        return await super().local_update(client, model, control)
+
+
+_WRITE = CommitStore.write_states
+
+
+def _write_slowly(store: CommitStore, *args: Any) -> StoredFile:
+    if store not in _SLOW:
+        _SLOW.append(store)
+        time.sleep(DEADLINE_S + 2)
+    return _WRITE(store, *args)
+
+
+_SLOW: list[CommitStore] = []
+"""The stores of this process that have been slow."""
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
+def test_the_deadline_is_not_for_commits(tmp_path: Path) -> None:
+    config = small_experiment(tmp_path, "run", "scaffold", num_actors=1)
+    config["algorithm"] = {"name": "tests.cluster.rounds.test_blame:SlowlyWritten"}
+    started = time.monotonic()
+    rayfl.run(config | {"clients": {"deadline_s": DEADLINE_S}, "max_failures": 0})
+    assert time.monotonic() - started > DEADLINE_S + 2
 
 
 def test_ctrl_c_while_a_client_is_at_work_is_no_failure_of_the_client(tmp_path: Path) -> None:

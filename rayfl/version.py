@@ -1,0 +1,3 @@
+"""The release."""
+
+VERSION = "0.2.0"
