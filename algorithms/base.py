@@ -54,14 +54,13 @@ class Algorithm(BaseModel):
             that leaves one out gets the method's; one that gives another value is refused.
         asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and for no
             others: a client of the cohort may have begun from the server's tree of an earlier round.
-        needs_everyone: why every client must take part in every round; empty where a round may lack some. Simulated
-            devices that leave clients out are then refused.
+        needs_everyone: why every client must be in every round, so that no simulated device may leave it; else empty.
         averages_replies: whether the server averages, tensor by tensor, what clients send it one by one
             (:meth:`algorithms.clients.Clients.map`): of adapters the error of that is reported (``product_error``).
         needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
-        newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in the paper's
-            symbols.
+        newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in symbols.
         no_newcomers: why such a client can have nothing; empty where it has something.
+        running_statistics: why those of batch normalization do not fit the models that are scored; else empty.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,6 +81,7 @@ class Algorithm(BaseModel):
     needs: ClassVar[Mapping[Trait, str]] = {}
     newcomer: ClassVar[str] = "what a client never sampled has"
     no_newcomers: ClassVar[str] = ""
+    running_statistics: ClassVar[str] = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.

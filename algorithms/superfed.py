@@ -11,7 +11,6 @@ from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.phases import second_phase
 from algorithms.parts.products import LossBetween, ProductMixture, check_products, squared_cosine_of_ends
 from algorithms.parts.proximity import proximity
-from algorithms.parts.requirements import warn_of_running_statistics
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.mixtures import Mixture
@@ -51,6 +50,7 @@ class SuPerFed(TrainedNewcomers):
     client_keeps: ClassVar[str] = "w^l_k"
     server_keeps: ClassVar[str] = "w^g"
     newcomer: ClassVar[str] = "w, and in the second phase w^l after a local update"
+    running_statistics: ClassVar[str] = "all mixtures are scored with the same ones, which fit none of them"
 
     mode: Literal["mm", "lm"] = setting("mm", "MM, LM", "one mixing coefficient for the model (mm) or one a layer (lm)")
     start: float = setting(0.4, "L/R", "fraction of the rounds after which mixing begins", ge=0)
@@ -84,7 +84,6 @@ class SuPerFed(TrainedNewcomers):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        warn_of_running_statistics("superfed", task.network)
         if self.adapters == "products":
             check_products("algorithm.adapters=products", task.network)
 

@@ -25,8 +25,8 @@ _DATA = None if "RAYFL_DATA" in os.environ else tempfile.mkdtemp(prefix="rayfl-t
 if _DATA is not None:
     os.environ["RAYFL_DATA"] = _DATA
 
-# A busy machine is no failure. Ray's workers have the same priority as tests beside them: with Ray's default, a niceness
-# of 15, an actor can take minutes to start.
+# A busy machine is no failure. Ray's workers have the same priority as tests beside them: with a niceness of 15, Ray's
+# default, an actor can take minutes to start.
 os.environ.setdefault("RAY_worker_niceness", "0")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -96,6 +96,7 @@ def test_unknown_names_are_refused_as_ever(monkeypatch: pytest.MonkeyPatch) -> N
         import_module("rayfl.nothing")
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_uses_an_old_name() -> None:
     code = (
         "import warnings; warnings.filterwarnings('error', message='.* since rayfl 0.2', category=DeprecationWarning);"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 import torch
@@ -12,8 +11,6 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-
-_log = logging.getLogger("rayfl")
 
 _TRAITS: Mapping[Trait, str] = {
     "classes": "one class a sample",
@@ -106,22 +103,6 @@ def check_initial_models(method: str, network: Network) -> None:
         "model begins the same with every seed (its weights are given, or its adapters add nothing and no other layer "
         "is drawn): choose a model whose initial values are drawn, train a new head, or choose another method"
     )
-
-
-def warn_of_running_statistics(method: str, network: Network) -> None:
-    """Warns of a network that normalizes by running statistics, for a method that evaluates many mixtures of models.
-
-    Args:
-        method: what to call the method.
-        network: the model.
-    """
-    if network.buffer_names:
-        _log.warning(
-            "algorithm: %s scores all mixtures of two models with one set of running statistics, which fits none of "
-            "them, so that rows of the sweep can be far too low: set model.norm=batch_no_stats (or group), or choose a "
-            "model without running statistics",
-            method,
-        )
 
 
 def check_sgd(method: str, train: TrainConfig, reason: str, heavy_ball: bool = False) -> None:

@@ -21,18 +21,17 @@ from unittest import mock
 
 import requests
 from ray.exceptions import AuthenticationError
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from ray.job_submission import JobDetails, JobSubmissionClient
 
-from cluster.jobs.shipping import build_wheel, check_modules, check_places, own_modules
-from cluster.rounds.interrupts import TERMINATED
+from cluster.jobs.ending import exit_status, why_not_run
+from cluster.jobs.shipping import build_wheel, check_modules, check_places, own_modules, warn_of_left_out
+from cluster.jobs.stopping import stop_wait_s
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import to_yaml
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
 
 _log = logging.getLogger("rayfl")
-_STOP_MARGIN_S = 60
-"""Seconds that Ray waits for a job's last commit, after SIGTERM and the round's grace."""
 _POLL_S = 1.0
 _RECONNECTS = 5
 _END_OF_CONFIG = "RAYFL_END_OF_CONFIGURATION"
@@ -163,11 +162,12 @@ def _entrypoint(config: ExperimentConfig) -> str:
 
 
 def _runtime_env(config: ExperimentConfig, options: JobOptions, folder: Path) -> dict[str, Any]:
-    wait = math.ceil(config.cluster.stop_grace_s) + _STOP_MARGIN_S
-    content: dict[str, Any] = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(wait), **options.environment}}
+    wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(stop_wait_s(config.cluster))}
+    content: dict[str, Any] = {"env_vars": {**wait, **options.environment}}
     if options.working_dir is not None:
         if not options.working_dir.is_dir():
             raise ConfigError(f"--working-dir: {options.working_dir} is no folder")
+        warn_of_left_out(config, options.working_dir)
         content["working_dir"] = str(options.working_dir)
     if "PYTHONPATH" not in options.environment:
         if options.working_dir is not None:
@@ -207,7 +207,7 @@ def find(client: JobSubmissionClient, run_or_id: str) -> JobDetails:
 
 
 def follow(client: JobSubmissionClient, job: str, write: Callable[[str], object]) -> int:
-    """Passes on what a job prints, from its start to its end.
+    """Passes on what a job prints, from its start to its end, and why Ray could not run it.
 
     Args:
         client: the cluster.
@@ -221,7 +221,10 @@ def follow(client: JobSubmissionClient, job: str, write: Callable[[str], object]
         ResourceError: when the connection breaks again and again; the job goes on.
     """
     asyncio.run(_tail(client, job, write))
-    return exit_status(wait_for_end(client, job))
+    details = wait_for_end(client, job)
+    if reason := why_not_run(details):
+        write(reason)
+    return exit_status(details)
 
 
 async def _tail(client: JobSubmissionClient, job: str, write: Callable[[str], object]) -> None:
@@ -257,13 +260,6 @@ def wait_for_end(client: JobSubmissionClient, job: str, timeout_s: float = math.
         if time.monotonic() - start > timeout_s:
             raise ResourceError(f"job {job} is still {details.status} after {timeout_s:g} s; `rayfl status {job}`")
         time.sleep(_POLL_S)
-
-
-def exit_status(details: JobDetails) -> int:
-    """The exit status of an ended job's run."""
-    if details.status == JobStatus.SUCCEEDED:
-        return 0
-    return TERMINATED if details.status == JobStatus.STOPPED else details.driver_exit_code or 1
 
 
 def stop(client: JobSubmissionClient, job: str, timeout_s: float) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
+import logging
+import os
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,13 @@ from rayfl.diagnosis.tracebacks import is_own
 from rayfl.errors import ConfigError
 from rayfl.naming.objects import module_file, names_an_object
 
+_log = logging.getLogger("rayfl")
 _PACKAGES = ("actors", "algorithms", "cluster", "rayfl")
 _NAMING = ("name", "factory", "function")
 """Fields whose value may be ``module:name``."""
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
+_WITHOUT_GITIGNORE = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
+"""Environment variable with which Ray goes by .rayignore alone."""
 
 
 def own_modules(config: ExperimentConfig) -> dict[Path, Path]:
@@ -87,6 +93,52 @@ def check_modules(config: ExperimentConfig, working_dir: Path) -> None:
                 f"and the cluster would not find it: give --working-dir {folder}, leave the option out (the module is "
                 "sent along then), or say where the nodes have it with --env PYTHONPATH=FOLDER"
             )
+
+
+def warn_of_left_out(config: ExperimentConfig, working_dir: Path) -> None:
+    """Warns of files that the run needs, but that Ray does not send with a folder, by their paths.
+
+    Args:
+        config: names files by paths below the folder where the run starts, and users' own modules.
+        working_dir: the folder that is sent.
+    """
+    folder = working_dir.resolve()
+    modules = [Path(str(module_file(f"{module}:"))).resolve() for _, _, module in _own(config)]
+    named = [folder / path for path in _paths(config.model_dump()) if not path.is_absolute()]
+    for file in [*named, *modules]:
+        if file.exists() and file.is_relative_to(folder) and (by := _left_out_by(file.relative_to(folder), folder)):
+            fix = "" if by.name == ".rayignore" else f", or set {_WITHOUT_GITIGNORE}=1"
+            _log.warning("--working-dir: %s is not sent, because of %s: take it out there%s", file, by, fix)
+
+
+def _left_out_by(path: Path, folder: Path) -> Path | None:
+    """Returns the file by which Ray leaves out a path below a folder that it sends; None if it sends it."""
+    names = [".rayignore"] if os.environ.get(_WITHOUT_GITIGNORE) == "1" else [".gitignore", ".rayignore"]
+    for parent in path.parents:
+        for file in [folder / parent / name for name in names]:
+            below = path.relative_to(parent)
+            # With a slash for what is in the path, if it is a folder.
+            tried = [f"{below}/", *map(str, [below, *below.parents][:-1])]
+            if file.is_file() and any(map(_matcher(file), tried)):
+                return file
+    return None
+
+
+def _matcher(file: Path) -> Callable[[str], bool]:
+    """Returns whether an ignore file names a path, by Ray's own copy of pathspec."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    patterns = importlib.import_module("ray._private.thirdparty.pathspec").PathSpec.from_lines("gitwildmatch", lines)
+    matches: Callable[[str], bool] = patterns.match_file
+    return matches
+
+
+def _paths(content: Any) -> Iterator[Path]:
+    """Yields the paths of files and folders in a configuration."""
+    if isinstance(content, Path):
+        yield content
+    elif isinstance(content, Mapping | list | tuple):
+        for value in content.values() if isinstance(content, Mapping) else content:
+            yield from _paths(value)
 
 
 def _own(config: ExperimentConfig) -> Iterator[tuple[str, Path, str]]:

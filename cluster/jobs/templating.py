@@ -11,8 +11,11 @@ from typing import Annotated, Any, Literal, get_args
 import jinja2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cluster.jobs.scaling import growing_options
 from cluster.jobs.shipping import check_places
 from cluster.jobs.slurm_arrays import split_sweep
+from cluster.jobs.stopping import stop_wait_s
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError
 from rayfl.naming.texts import matching
@@ -82,7 +85,7 @@ class TemplateOptions(BaseModel):
     )
     exclusive: bool = Field(False, description="SLURM: no other job on the nodes")
     min_nodes: int | None = Field(
-        None, ge=0, description="KubeRay: the fewest nodes; Ray adds more as needed, up to nodes"
+        None, ge=0, description="KubeRay: the fewest nodes; Ray adds more, up to nodes, for runs that wait"
     )
     tolerations: tuple[Taint, ...] = Field((), description="KubeRay: taints that pods may run on, key or key=value")
     node_selector: tuple[Pair, ...] = Field((), description="KubeRay: labels of nodes that train, key=value")
@@ -121,7 +124,7 @@ def template_options(values: Mapping[str, Any]) -> TemplateOptions:
         raise ConfigError("; ".join(wrong)) from None
 
 
-def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
+def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = (), config: ExperimentConfig | None = None) -> str:
     """The text of a file.
 
     Args:
@@ -129,6 +132,7 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
         chosen: what the cluster should look like.
         run: a preset or file and overrides, as after ``rayfl run``; the run's folder and name are added unless they
             are given.
+        config: configuration of the run; None: one with the defaults of the section ``cluster``.
 
     Raises:
         ConfigError: when the file has no place for a run, or for an option that was given.
@@ -166,6 +170,8 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
     runs = f"{folder}/runs/{chosen.name}" if chosen.sweep else f"{folder}/runs"
     if chosen.min_nodes is not None and chosen.min_nodes > chosen.nodes:
         raise ConfigError(f"--min-nodes {chosen.min_nodes} is more than --nodes {chosen.nodes}")
+    cluster = ClusterConfig() if config is None else config.cluster
+    growing = _growing(chosen, cluster, None if config is None else getattr(config.partition, "num_clients", None))
     values = {
         **chosen.model_dump(),
         "pod": _placement(chosen),
@@ -174,7 +180,9 @@ def render(kind: Kind, chosen: TemplateOptions, run: Sequence[str] = ()) -> str:
         "data_folder": f"{folder}/data",
         "runs_folder": f"{folder}/runs",
         "resources": resources,
-        "command": _command(None if chosen.array or chosen.sweep else chosen.name, runs, words),
+        "command": _command(None if chosen.array or chosen.sweep else chosen.name, runs, words, growing),
+        "growing": " ".join(f"{key}={value}" for key, value in growing.items()),
+        "stop_wait_s": stop_wait_s(cluster),
         "experiments": [shlex.join(experiment) for experiment in experiments],
         "jobs": len(experiments) or chosen.array,
         "ray_version": version("ray"),
@@ -260,8 +268,15 @@ def _options(words: Sequence[str]) -> set[str]:
     return {word.partition("=")[0] for word in words if "=" in word}
 
 
-def _command(name: str | None, folder: str, run: Sequence[str]) -> str:
+def _growing(chosen: TemplateOptions, cluster: ClusterConfig, num_clients: int | None) -> dict[str, str]:
+    """Returns the overrides by which a run makes the cluster grow; none where it has all its nodes from the start."""
+    if chosen.min_nodes is None or chosen.min_nodes == chosen.nodes:
+        return {}
+    return growing_options(cluster, num_clients, chosen.nodes, chosen.cpus_per_node, chosen.gpus_per_node)
+
+
+def _command(name: str | None, folder: str, run: Sequence[str], further: Mapping[str, str]) -> str:
     given = _options(run)
-    wanted = {"name": name, "storage_path": folder}
+    wanted = {"name": name, "storage_path": folder, **further}
     added = [f"{key}={value}" for key, value in wanted.items() if value is not None and key not in given]
     return shlex.join(["rayfl", "run", *run, *added])

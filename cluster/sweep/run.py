@@ -15,7 +15,7 @@ import pyarrow as pa
 import ray
 
 from actors.processes.labels import check_version
-from actors.processes.placement import resources_of, whole_nodes
+from actors.processes.placement import whole_nodes
 from actors.processes.working_folder import work_in, working_folder
 from cluster.planning.shared_storage import check_shared_storage
 from cluster.rounds.interrupts import StopRequest, stop_requests
@@ -134,9 +134,8 @@ def _run(
     ):
         stop.patient = True
         check_version(cluster.label_selector)
-        nodes = whole_nodes(cluster.label_selector)
-        plan = plan_trial(cluster, resources_of(nodes), max(len(nodes), 1), clients, options.at_once)
-        check_shared_storage(sweep.folder, cluster.startup_timeout_s)
+        plan = plan_trial(cluster, whole_nodes(cluster.label_selector), clients, options.at_once)
+        check_shared_storage(sweep.folder, cluster.startup_timeout_s, labels=cluster.label_selector)
 
         def judged(trial: Trial, rounds: int) -> None:
             if not stop.requested and trial in left:

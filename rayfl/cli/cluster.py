@@ -66,7 +66,8 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
         ] = None,
         exclusive: Annotated[bool | None, typer.Option("--exclusive", help="slurm: no other job on the nodes.")] = None,
         min_nodes: Annotated[
-            int | None, typer.Option(help="KubeRay: the fewest nodes; Ray adds more as needed, up to --nodes.")
+            int | None,
+            typer.Option(help="KubeRay: the fewest nodes; Ray adds more, up to --nodes, for runs that wait."),
         ] = None,
         tolerations: Annotated[
             list[str] | None, typer.Option("--toleration", help="KubeRay: a taint, key or key=value; repeat.")
@@ -124,7 +125,8 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             "instance_type": instance_type,
         }
         chosen = template_options({field: value for field, value in given.items() if value is not None})
-        text = render(kind.value, chosen, run or ())
+        first, *rest = run or ["quickstart"]
+        text = render(kind.value, chosen, run or (), load(first, rest) if kind is Kind.KUBERAY else None)
         warnings = []
         if kind.value.startswith("kuberay") and (why := unpullable(chosen)):
             warnings.append(why)

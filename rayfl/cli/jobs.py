@@ -49,7 +49,9 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             Path | None,
             typer.Option(
                 callback=at_home,
-                help="Folder of your own code and files; default: the modules that the configuration names.",
+                help="Folder of your own code and files, less what .gitignore and .rayignore name (where "
+                "RAY_RUNTIME_ENV_IGNORE_GITIGNORE is 1: .rayignore alone), at most 100 MiB zipped; default: the "
+                "modules that the configuration names.",
             ),
         ] = None,
         uv: Annotated[
@@ -59,7 +61,10 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             ),
         ] = None,
         ship: Annotated[
-            bool, typer.Option("--ship/--no-ship", help="Send this rayfl along; not where it is installed.")
+            bool,
+            typer.Option(
+                "--ship/--no-ship", help="Send this rayfl along, for the nodes' pip to install; not where it is there."
+            ),
         ] = True,
         env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the run, such as RAYFL_DATA=/data.")] = None,
         as_json: AsJson = False,
@@ -119,10 +124,11 @@ def logs(
         raise ConfigError("--json and --follow: choose one; `rayfl status --json` tells how the job ended")
     jobs = _jobs()
     client = jobs.connect(address)
-    job = jobs.find(client, run).submission_id
+    details = jobs.find(client, run)
+    job = details.submission_id
     if follow:
         raise typer.Exit(_follow(jobs, client, job))
-    text = client.get_job_logs(job)
+    text = client.get_job_logs(job) + jobs.why_not_run(details)
     if as_json:
         write_json("logs", {"job": job, "text": text})
         return

@@ -13,7 +13,6 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from rayfl.engine import looped
 from rayfl.engine.requests import TrainRequest
@@ -61,6 +60,9 @@ class FlopCounter:
 
     def _of_step(self, request: TrainRequest, task: Task, shape: Hashable) -> int:
         if shape not in self._known:
+            # Here: it brings Triton, at a third of a second whenever a process starts.
+            from torch.utils.flop_counter import FlopCounterMode
+
             with FlopCounterMode(display=False) as counter:
                 looped.train(replace(request, optimizer_state=None), task, self._device)
             self._known[shape] = int(counter.get_total_flops())

@@ -173,6 +173,21 @@ def check_system(config: ExperimentConfig, devices: Sequence[Device], num_client
         raise ConfigError(f"system.concurrency is {system.concurrency}, but there are only {num_clients} clients")
 
 
+def statistics_remarks(algorithm: Any, task: NetworkTask) -> list[str]:
+    """Returns what is wrong with a network's running statistics in the models that a method scores; mostly nothing.
+
+    Args:
+        algorithm: the method.
+        task: has the networks.
+    """
+    if not algorithm.running_statistics or not any(one.network.buffer_names for one in task.candidates):
+        return []
+    return [
+        f"the model has running statistics of batch normalization, and {algorithm.running_statistics}: scores can be "
+        "far too low. Set model.norm=batch_no_stats (or group), or choose a model without them"
+    ]
+
+
 def check_private_norm(config: ExperimentConfig, task: NetworkTask, context: RoundContext) -> None:
     """Refuses normalization layers of the clients' own where there is nothing to keep, or the method needs them.
 

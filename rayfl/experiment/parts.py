@@ -29,6 +29,7 @@ from rayfl.experiment.checks import (
     check_server,
     check_system,
     check_trainable,
+    statistics_remarks,
 )
 from rayfl.experiment.copies import copy_of
 from rayfl.experiment.evaluated import (
@@ -280,7 +281,8 @@ class Parts:
         check_system(self.config, self.devices, available)
         if self.schedule is not None and self.buffered:  # a first plan finds what is wrong with lists and traces
             self.schedule.plan(0, self.first_clock(self.initial_server()))
-        for remark in [*algorithm.idle_settings(), *algorithm.remarks(self.context)]:
+        remarks = [*algorithm.idle_settings(), *algorithm.remarks(self.context)]
+        for remark in [*remarks, *statistics_remarks(algorithm, self.task)]:
             _log.warning("algorithm: %s", remark)
         for remark in self.dataset.remarks():
             _log.warning("dataset: %s", remark)

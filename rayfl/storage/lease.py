@@ -32,6 +32,8 @@ _TRIES = 50
 _BETWEEN_TRIES_S = 0.1
 _ENDED = ("Z", "X")
 """States of an ended process whose parent has not read its exit status yet."""
+_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets this environment variable for the process of a job."""
 
 _log = logging.getLogger("rayfl")
 
@@ -100,6 +102,7 @@ class Lease:
     def __init__(self, storage: Storage, timeout_s: float) -> None:
         self._storage = storage
         self._timeout_s = timeout_s
+        self._renewed_every_s = timeout_s / _RENEWALS
         self._mine = Holder.here()
         self._over = threading.Event()
         self._renewer = threading.Thread(target=self._renew, name="rayfl-lease", daemon=True)
@@ -124,7 +127,7 @@ class Lease:
         for _ in range(_TRIES):
             if self._storage.create(FILE, self._content()):
                 return
-            holder = read_lease(self._storage)
+            holder = self._awaited(read_lease(self._storage))
             if holder is not None:
                 self._refuse_if_alive(holder)
                 if self._take_over(holder):
@@ -172,18 +175,27 @@ class Lease:
     def _content(self) -> bytes:
         return self._mine.model_copy(update={"heartbeat": time.time()}).model_dump_json(indent=1).encode()
 
+    def _awaited(self, holder: Holder | None) -> Holder | None:
+        """Returns the holder after a Ray job has waited for a lease to expire, or for the renewal that shows it in use.
+
+        A holder that cannot be observed is most likely the same job in a pod that was replaced: nobody would try again.
+        """
+        now, waits = holder, _RAY_JOB in os.environ and holder is not None and holder.is_alive() is None
+        while waits and now == holder and (left_s := self._timeout_s - self._age(FILE)) > 0:
+            if now is holder:  # the first time
+                _log.warning("waits at most %.0f s for the lease of %s to expire", left_s, holder)
+            time.sleep(min(left_s, self._renewed_every_s))
+            now = read_lease(self._storage)
+        return now
+
     def _refuse_if_alive(self, holder: Holder) -> None:
         lives = holder.is_alive()
         if lives is False:
             return
         age = self._age(FILE)
         if lives or age < self._timeout_s:
-            fix = (
-                "wait for it, or end that process"
-                if lives
-                else f"if that process is gone, wait {self._timeout_s - age:.0f} s and try again "
-                "(storage.lease_timeout_s)"
-            )
+            left = f"{self._timeout_s - age:.0f} s and try again (storage.lease_timeout_s)"
+            fix = "wait for it, or end that process" if lives else f"if that process is gone, wait {left}"
             raise RunError(
                 f"{self._storage.uri}: {holder} is working on this run (last sign of life {max(age, 0):.0f} s ago); "
                 f"{fix}. Two runs at a time need two names"
@@ -225,15 +237,13 @@ class Lease:
             self._storage.delete(claim)
 
     def _renew(self) -> None:
-        while not self._over.wait(self._timeout_s / _RENEWALS):
+        while not self._over.wait(self._renewed_every_s):
             try:
                 if not self.holds():
                     return  # `check` says so before the next commit
                 self._storage.write(FILE, self._content())
             except (RunError, OSError) as error:
-                _log.warning(
-                    "the lease could not be renewed, next try in %.0f s: %s", self._timeout_s / _RENEWALS, error
-                )
+                _log.warning("the lease could not be renewed, next try in %.0f s: %s", self._renewed_every_s, error)
 
 
 def read_lease(storage: Storage, name: str = FILE) -> Holder | None:

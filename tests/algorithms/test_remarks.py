@@ -14,10 +14,13 @@ import rayfl
 from algorithms import registry
 from algorithms.parts.settings import TOGETHER
 from algorithms.scaffold import Scaffold
+from algorithms.superfed import SuPerFed
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
+from rayfl.experiment.checks import statistics_remarks
 from rayfl.randomness import RandomStreams
 from tests.support.experiments import EVERY, small_experiment
+from tests.support.toy_networks import normalized_layers, two_layers
 
 
 def remarks(caplog: pytest.LogCaptureFixture, folder: Path, method: str, **options: Any) -> list[str]:
@@ -45,6 +48,12 @@ def test_a_phase_that_no_round_reaches_is_named(
     assert words in said
     caplog.clear()
     assert remarks(caplog, tmp_path / "reached", method, **{option: early}) == []
+
+
+@pytest.mark.parametrize(("method", "warned"), [(SuPerFed(), True), (Scaffold(), False)])
+def test_running_statistics_that_fit_no_mixture_are_named(method: Any, warned: bool) -> None:
+    assert bool(statistics_remarks(method, normalized_layers())) == warned
+    assert statistics_remarks(method, two_layers()) == []
 
 
 def test_clipped_gradients_that_control_variates_are_read_from_are_named() -> None:

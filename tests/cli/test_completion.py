@@ -33,6 +33,7 @@ def bash(*words: str) -> list[str]:
     return asked(_RAYFL_COMPLETE="complete_bash", COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1))
 
 
+@pytest.mark.slow
 def test_presets() -> None:
     assert sorted(bash("rayfl", "run", "")) == preset_names()
     assert bash("rayfl", "run", "quickstart-reg") == ["quickstart-regression"]
@@ -57,6 +58,7 @@ def test_names_of_sections_in_bash() -> None:
     assert bash("rayfl", "show", "scaff") == ["scaffold"]
 
 
+@pytest.mark.slow
 def test_names_of_sections_in_zsh_and_fish() -> None:
     words = "rayfl run quickstart dataset=cifar"
     zsh = "\n".join(asked(_RAYFL_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=words))

@@ -46,6 +46,7 @@ def test_json_has_everything_in_fields(finished: Path) -> None:
     assert 0 < found["accuracy"] <= 1 and found["seconds_a_round"] > 0 and found["seconds_left"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_under_way_is_followed_until_it_stops(tmp_path: Path) -> None:
     config, go_on = tmp_path / "run.yaml", tmp_path / "go on"
     config.write_text(yaml.safe_dump(small_experiment(tmp_path, "run", "fedavg", backend="inline")))

@@ -62,6 +62,7 @@ def ran(folder: Path, within: float) -> tuple[dict[str, dict[str, object]], str]
     return json.loads((folder / "campaign.json").read_text()), (folder / "page.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_or_dies_costs_nothing_but_itself(tmp_path: Path) -> None:
     answers, page = ran(tmp_path, 100)
     assert {name: answer["status"] for name, answer in answers.items()} == {
@@ -80,6 +81,7 @@ def test_a_check_that_hangs_or_dies_costs_nothing_but_itself(tmp_path: Path) -> 
     assert "| dies | dies | **failed** |" in page
 
 
+@pytest.mark.slow
 def test_a_part_ends_in_time(tmp_path: Path) -> None:
     answers, _ = ran(tmp_path, 4)
     assert {answer["reason"] for answer in answers.values()} == {"no time was left"}

@@ -68,6 +68,7 @@ def to_device(limit: int) -> int:
     return counted.waits["to device"]
 
 
+@pytest.mark.slow
 def test_states_that_stay_are_not_transferred_again_and_change_no_bit() -> None:
     # One transfer less for each of the three stacks.
     assert to_device(ROOM) == to_device(0) - 3

@@ -88,6 +88,7 @@ def test_own_data_and_model(ran: Ran) -> None:
     assert scores["personalized"] > scores["global"] > 0.5
 
 
+@pytest.mark.slow
 def test_own_method(tmp_path: Path) -> None:
     scores = [float(line.split()[-1]) for line in ran_alone("own_method.py", tmp_path).splitlines()]
     assert len(scores) == 3 and len(set(scores)) == 3

@@ -116,7 +116,7 @@ def test_what_cannot_be_counted_is_said_once_and_is_no_number(
     def fails(**_: Any) -> Any:
         raise RuntimeError("no operation of this kind is known")
 
-    monkeypatch.setattr(module, "FlopCounterMode", fails)
+    monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode", fails)
     toy, plain = toy_of(FedAvg()), toy_of(FedAvg(), counted=False)
     toy.run()
     plain.run()

@@ -97,6 +97,7 @@ def test_flags_are_as_before_afterwards() -> None:
             assert flags() == before
 
 
+@pytest.mark.slow
 def test_the_defaults_of_pytorch_are_restored_and_nothing_warns() -> None:
     code = (
         "import warnings; warnings.simplefilter('error'); import torch; from tests.engine.test_precision import *\n"

@@ -111,6 +111,60 @@ def test_a_holder_that_cannot_be_seen_has_until_its_lease_expires(storage: Stora
         mine.check()
 
 
+@pytest.fixture
+def ray_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has this process be that of a Ray job."""
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"host": "elsewhere"}, {"namespace": "pid:[1]"}], ids=["another machine", "another container"]
+)
+def test_a_job_waits_until_a_lease_that_its_lost_pod_left_expires(
+    storage: Storage, ray_job: None, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    left_by(storage, pid=1, **changes)
+    before = time.monotonic()
+    with caplog.at_level("WARNING", "rayfl"), Lease(storage, 1.2) as mine:
+        mine.check()
+    assert 0.9 < time.monotonic() - before < 10
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("renewed", [True, False], ids=["it is renewed", "another job has taken it"])
+def test_a_job_waits_no_longer_than_until_the_holder_is_seen_to_live(
+    storage: Storage, ray_job: None, renewed: bool
+) -> None:
+    holder = left_by(storage, host="elsewhere", pid=1)
+    later = {"heartbeat": time.time() + 5} if renewed else {"token": "0" * 32}
+    renewal = threading.Timer(0.3, lambda: left_by(storage, **holder.model_dump() | later))
+    renewal.start()
+    before = time.monotonic()
+    with pytest.raises(RunError, match="process 1 on elsewhere is working on this run"):
+        Lease(storage, 5).__enter__()
+    assert time.monotonic() - before < 4
+    renewal.join()
+
+
+def test_a_job_takes_at_once_what_a_living_holder_gives_back(storage: Storage, ray_job: None) -> None:
+    left_by(storage, host="elsewhere", pid=1)
+    end = threading.Timer(0.3, storage.delete, [FILE])
+    end.start()
+    before = time.monotonic()
+    with Lease(storage, 5) as mine:
+        mine.check()
+    assert time.monotonic() - before < 4
+    end.join()
+
+
+def test_a_job_is_refused_at_once_where_the_holder_is_seen_to_live(storage: Storage, ray_job: None) -> None:
+    left_by(storage)
+    before = time.monotonic()
+    with pytest.raises(RunError, match="end that process"):
+        Lease(storage, 90).__enter__()
+    assert time.monotonic() - before < 10
+
+
 def test_a_holder_that_is_seen_to_live_keeps_its_lease_however_long_it_is_silent(storage: Storage) -> None:
     left_by(storage, age_s=10_000)
     with pytest.raises(RunError, match="end that process"):

@@ -1,8 +1,7 @@
-"""Methods of several models that begin alike are refused; mixtures that share running statistics are warned of."""
+"""Methods of several models refuse models that begin alike."""
 
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +12,9 @@ from torch import Tensor
 from algorithms.fedem import FedEM
 from algorithms.hypcluster import HypCluster
 from algorithms.parts.requirements import check_initial_models
-from algorithms.superfed import SuPerFed
 from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
-from tests.support.toy_networks import normalized_layers, two_layers
+from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients
 
 TRAIN = TrainConfig(rounds=3, clients_per_round=2, local_epochs=1, batch_size=4, lr=0.1)
@@ -46,13 +44,3 @@ def test_adapters_that_add_nothing_do_not_differ(drawn: set[str], refused: bool)
         return
     with pytest.raises(ConfigError, match="its adapters add nothing"):
         check_initial_models("fedem", network)
-
-
-@pytest.mark.parametrize(("make", "warned"), [(two_layers, False), (normalized_layers, True)])
-def test_running_statistics_of_mixtures_are_warned_of(
-    make: Any, warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    toy = Toy(SuPerFed(), random_clients([6, 6], seed=0), make(), TRAIN)
-    with caplog.at_level(logging.WARNING, logger="rayfl"):
-        toy.algorithm.check(toy.task, toy.context)
-    assert ("one set of running statistics" in caplog.text) == warned

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 import cluster.jobs.jobs
 import rayfl
 from algorithms.registry import Experiment
-from cluster.jobs.jobs import JobOptions, Submitted, connect, exit_status, find, follow, jobs, stop, submit
+from cluster.jobs.ending import exit_status
+from cluster.jobs.jobs import JobOptions, Submitted, connect, find, follow, jobs, stop, submit
 from cluster.jobs.shipping import build_wheel
 from rayfl.cli.entry import app
 from rayfl.cli.jobs import required_packages
@@ -182,6 +183,17 @@ def test_output_is_passed_on_once_although_the_connection_breaks(tmp_path: Path)
     written: list[str] = []
     assert follow(client, "tiny", written.append) == 3  # type: ignore[arg-type]
     assert "".join(written) == "one\ntwo\nthree\nfour\n"
+
+
+def test_a_job_that_ray_could_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient([[]])
+    send(client, experiment(tmp_path))
+    client.end("tiny", JobStatus.FAILED)
+    client.known["tiny"].message = "no environment"
+    monkeypatch.setattr(cluster.jobs.jobs, "connect", lambda address: client)
+    followed = CliRunner().invoke(app, ["logs", "tiny", "--follow"])
+    assert (followed.exit_code, followed.output) == (1, "no environment\n")
+    assert CliRunner().invoke(app, ["logs", "tiny"]).output == "what tiny said\nno environment\n"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from rayfl.cli.entry import app
@@ -59,6 +60,22 @@ def test_results_do_not_lie_in_a_pod(tmp_path: Path) -> None:
     )
     # The file's folder is not used: the command has one of its own.
     assert "storage_path=/shared/runs" in template("kuberay", str(config))
+
+
+def test_ray_gives_a_run_the_time_to_stop_that_its_configuration_allows() -> None:
+    def waits(*words: str) -> tuple[int, set[int]]:
+        """How long Ray waits for a job that is stopped, and Kubernetes for a pod."""
+        done = CliRunner().invoke(app, ["cluster", "template", *words], catch_exceptions=False)
+        content = yaml.safe_load(done.stdout)["spec"]
+        spec = content.get("rayClusterSpec", content)
+        pods = [group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+        variables = {one["name"]: one["value"] for one in pods[0]["containers"][0]["env"]}
+        return int(variables["RAY_JOB_STOP_WAIT_TIME_S"]), {pod["terminationGracePeriodSeconds"] for pod in pods}
+
+    assert waits("kuberay") == waits("kuberay-cluster") == (80, {120})
+    assert waits("kuberay", "quickstart", "cluster.stop_grace_s=600.5") == (661, {701})
+    ray_up = CliRunner().invoke(app, ["cluster", "template", "ray-up"], catch_exceptions=False).stdout
+    assert "--env=RAY_JOB_STOP_WAIT_TIME_S=80" in yaml.safe_load(ray_up)["docker"]["run_options"]
 
 
 def test_one_node_of_slurm_may_train_without_ray() -> None:

@@ -15,8 +15,8 @@ from rayfl.experiment.parts import Parts
 from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 ADAM = {"optimizer": "adam", "momentum": 0.0, "lr": 0.01}
-STACKED = ("fedavg", "superfed-mm")
-"""The methods whose clients are stacked in the quick suite too."""
+QUICK = (("superfed-mm", "looped"), ("superfed-mm", "vectorized"), ("fml", "looped"), ("fedavg", "vectorized"))
+"""Those of the quick suite: a method with states, one with two streams, and one whose server's model is all."""
 COSINE = {"name": "cosine", "warmup": 2, "minimum": 0.001}
 
 
@@ -28,7 +28,7 @@ def experiment(folder: Path, name: str, method: str = "fedavg", **train: Any) ->
 @pytest.mark.parametrize(
     ("method", "mode"),
     [
-        pytest.param(method, mode, marks=() if mode == "looped" or method in STACKED else pytest.mark.slow)
+        pytest.param(method, mode, marks=() if (method, mode) in QUICK else pytest.mark.slow)
         for method in ("fedavg", "local", "centralized", "fml", "superfed-mm", "ditto")
         for mode in ("looped", "vectorized")
     ],

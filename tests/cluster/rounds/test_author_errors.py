@@ -113,6 +113,7 @@ def test_an_error_on_the_server_names_the_line_too(tmp_path: Path) -> None:
     assert "raise SystemExit(3)" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_method_that_sets_an_attribute_is_told_where_to_keep_it(tmp_path: Path) -> None:
     done = run(tmp_path, "set", "inline")
     assert done.returncode == 2

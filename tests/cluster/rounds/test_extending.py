@@ -146,6 +146,7 @@ def test_schedules_by_rounds_are_extended(tmp_path: Path, schedule: dict[str, An
     assert_extended(outcome(folder), outcome(run("whole", 6)), 4)
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_before_its_methods_second_phase_is_extended(tmp_path: Path) -> None:
     whole = outcome(done(tmp_path / "whole", "superfed-mm", 8))
     config = tmp_path / "run.yaml"

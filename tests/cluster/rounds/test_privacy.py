@@ -149,6 +149,7 @@ with ray_session(None):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_TOKENS, reason="this Ray has no tokens")
 def test_a_ray_of_rayfls_own_is_this_users_only(tmp_path: Path) -> None:
     """Somebody else on the machine has neither the token nor a way into the folder."""

@@ -124,6 +124,7 @@ def test_an_existing_cluster_is_attached_to_and_never_stopped(tmp_path: Path) ->
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "attached"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_a_relative_storage_path_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray was started in another folder: what actors write would lie there."""
@@ -152,6 +153,7 @@ def test_files_of_relative_paths_are_found_by_actors(tmp_path: Path, monkeypatch
     assert result.rounds_completed == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_actors_that_end_while_they_start_are_no_defect_of_rayfl(tmp_path: Path) -> None:
     model = {"model": {"name": "tests.support.fatal_model:fatal", "head": "4"}}

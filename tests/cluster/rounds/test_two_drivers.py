@@ -44,6 +44,7 @@ def driver_at_work(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_second_driver_is_refused_and_does_not_disturb_the_first(tmp_path: Path, calm: Path) -> None:
     second = small_experiment(tmp_path, "run", "scaffold", backend="inline")
     with driver_at_work(tmp_path) as first:
@@ -56,6 +57,7 @@ def test_a_second_driver_is_refused_and_does_not_disturb_the_first(tmp_path: Pat
     assert rayfl.run(second).rounds_completed == 4
 
 
+@pytest.mark.slow
 def test_after_kill_9_a_new_driver_goes_on_at_once(tmp_path: Path, calm: Path) -> None:
     with driver_at_work(tmp_path) as first:
         first.send_signal(signal.SIGKILL)

@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import ray
 
+from actors.processes.placement import Node
 from algorithms.registry import Experiment
 from cluster.sweep.resources import TrialPlan, plan_trial
 from cluster.sweep.run import SweepOptions, run_sweep
@@ -18,7 +19,13 @@ from tests.support.experiments import small_experiment
 
 
 def plan(config: dict[str, object], nodes: int = 1, at_most: int | None = None, **resources: float) -> TrialPlan:
-    return plan_trial(ClusterConfig.model_validate(config), resources, nodes, 20, at_most)
+    """The plan of experiments on equal nodes, which have these resources together."""
+    each = [resources.get(name, 0.0) / nodes for name in ("CPU", "GPU")]
+    return plan_on(config, *[Node(str(number), *each) for number in range(nodes)], at_most=at_most)
+
+
+def plan_on(config: dict[str, object], *nodes: Node, at_most: int | None = None) -> TrialPlan:
+    return plan_trial(ClusterConfig.model_validate(config), nodes, 20, at_most)
 
 
 def test_an_experiment_is_one_process_unless_actors_are_asked_for() -> None:
@@ -57,9 +64,39 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
     with pytest.raises(ResourceError, match=r"9 actors.*8 CPUs.*room for 8"):
         plan({"num_actors": 9}, CPU=8)
     with pytest.raises(ResourceError, match="room for 0"):
-        plan({"threads_per_actor": 4}, CPU=2)
+        plan({"actors_per_gpu": 2, "device": "cuda"}, CPU=0, GPU=2)
     with pytest.raises(ConfigError, match="drop one of the two"):
         plan({"clients_per_actor": 1, "num_actors": 2}, CPU=64)
+
+
+@pytest.mark.parametrize(
+    ("option", "further"),
+    [
+        ("threads_per_actor", {}),
+        ("cpus_per_actor", {}),
+        ("cpus_per_actor", {"num_actors": 1}),
+        ("cpus_per_actor", {"num_actors": "1:4"}),
+    ],
+)
+def test_a_process_that_no_node_has_the_cpus_for_is_refused_by_name(option: str, further: dict[str, object]) -> None:
+    with pytest.raises(ResourceError, match=rf"cluster\.{option}=3: .*none has more than 2 CPUs"):
+        plan({option: 3, **further}, nodes=2, CPU=4)
+    with pytest.raises(ResourceError, match=r"none with cluster\.label_selector has"):
+        plan({option: 3, "label_selector": {"kind": "small"}, **further}, nodes=2, CPU=4)
+
+
+def test_experiments_at_a_time_are_counted_by_node() -> None:
+    """No process is spread over nodes; the actors of an experiment are."""
+    head, small, large = Node("head", 0, 0), Node("small", 3, 0), Node("large", 8, 0)
+    found = plan_on({"threads_per_actor": 2}, head, small, large)
+    assert (found.at_once, found.neighbours) == (5, 4)
+    assert plan_on({"threads_per_actor": 2}, head, small, large, at_most=2).neighbours == 2
+    assert plan_on({"num_actors": 2, "cpus_per_actor": 2}, small, small, large).at_once == 3
+    with pytest.raises(ResourceError, match=r"2 actors with 2 CPUs .* room for 1"):
+        plan_on({"num_actors": 2, "cpus_per_actor": 2}, small, Node("tiny", 1, 0))
+    gpus = Node("cpus", 8, 0), Node("gpus", 2, 4)
+    assert plan_on({"actors_per_gpu": 2}, *gpus).at_once == 2
+    assert plan_on({"cpus_per_actor": 0}, small, large).at_once == 2
 
 
 @pytest.mark.parametrize(
