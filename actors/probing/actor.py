@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from actors.probing.measure import Measured, ProbeFailedError, measure
 from actors.probing.memory import memory_of
 from actors.probing.probe_calls import ProbeCall
 from actors.processes.gpus import Gpu, own_gpu
-from actors.processes.placement import ActorOptions, Node, free_nodes
+from actors.processes.placement import ActorOptions, Node, free_nodes, most_together
 from actors.processes.working_folder import work_in, working_folder
 from algorithms.registry import Experiment
 from rayfl.errors import ResourceError
@@ -88,7 +87,7 @@ def probe(
     """
     nodes = [node for node in free_nodes(options.labels) if _fits(node, options)]
     places: list[Node | None] = [*nodes] if options.per_gpu and nodes else [None]
-    neighbours = math.ceil(options.count / max(len(nodes), 1))
+    neighbours = most_together(nodes, options.num_cpus, options.per_gpu, options.count)
     given = ray.put(list(calls))
     actors: list[Any] = []
     try:

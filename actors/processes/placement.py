@@ -72,6 +72,11 @@ def room(nodes: Sequence[Node], num_cpus: float, per_gpu: int, at_most: float) -
     return int(min(sum(node.slots(num_cpus, per_gpu) for node in nodes), at_most))
 
 
+def most_together(nodes: Sequence[Node], num_cpus: float, per_gpu: int, count: int) -> int:
+    """Returns how many of ``count`` actors may have to share a node's memory: Ray fills nodes unevenly."""
+    return int(min(count, max((node.slots(num_cpus, per_gpu) for node in nodes), default=count))) or 1
+
+
 def lay_out(nodes: Sequence[Node], count: int, num_cpus: float, per_gpu: int) -> list[tuple[str, int]]:
     """Spreads actors evenly over whole GPUs.
 

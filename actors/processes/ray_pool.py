@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import time
 import uuid
@@ -18,7 +17,7 @@ from ray.util.placement_group import get_current_placement_group
 from actors.processes.client_actor import RemoteClientActor, host_name
 from actors.processes.gpu_bundles import GpuBundles
 from actors.processes.gpus import ActorGpu, check_gpus, own_gpu
-from actors.processes.placement import ActorOptions, Node, free_in_words, free_nodes, room, whole_nodes
+from actors.processes.placement import ActorOptions, Node, free_in_words, free_nodes, most_together, room, whole_nodes
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost, answering
 from actors.processes.transport import Sender
@@ -206,8 +205,8 @@ class RayPool:
         options = self._options
         if self._bundles is not None:
             self._bundles.reserve(len(numbers))
-        able = sum(node.slots(options.num_cpus, options.per_gpu) >= 1 for node in whole_nodes(options.labels))
-        neighbours = math.ceil((self.size + len(numbers)) / max(able, 1))
+        count = self.size + len(numbers)
+        neighbours = most_together(whole_nodes(options.labels), options.num_cpus, options.per_gpu, count)
         for number in numbers:
             self._lives[number] += 1
             life = f"-life-{self._lives[number]}" if self._lives[number] > 1 else ""

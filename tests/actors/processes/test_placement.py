@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.processes.gpus import ActorGpu, check_gpus
-from actors.processes.placement import Node, lay_out, room, share_of_gpu
+from actors.processes.placement import Node, lay_out, most_together, room, share_of_gpu
 from rayfl.errors import ResourceError
 
 NODES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=5).map(
@@ -44,6 +44,15 @@ def test_a_node_short_of_cpus_takes_fewer() -> None:
     assert lay_out(nodes, 12, 1, 4) == [("large", 4), ("large", 4), ("small", 2)]
     assert lay_out(nodes, 3, 1, 4) == [("small", 1), ("large", 1), ("large", 1)]
     assert room(nodes, 1, 4, 99) == 10
+
+
+@pytest.mark.parametrize(
+    ("cpus", "count", "expected"), [((64, 4), 68, 64), ((8, 8), 16, 8), ((8, 8), 3, 3), ((), 5, 5), ((0,), 2, 1)]
+)
+def test_memory_is_divided_as_on_the_node_with_most_actors(cpus: tuple[int, ...], count: int, expected: int) -> None:
+    nodes = [Node(str(number), size, 0) for number, size in enumerate(cpus)]
+    assert most_together(nodes, 1.0, 0, count) == expected
+    assert most_together(nodes, 0.0, 0, count) == (count if nodes else expected)
 
 
 def test_no_actor_is_spread_over_two_nodes() -> None:
