@@ -14,6 +14,7 @@ from torch import Tensor
 from algorithms.base import Clients, check_everyone, setting
 from algorithms.parts.exchange import aggregated, clustered, draw_sources
 from algorithms.parts.own_models import OwnModels
+from algorithms.parts.requirements import clipped_together
 from algorithms.parts.transfer import distillation
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -111,9 +112,11 @@ class FedMe(OwnModels):
         return {}
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
+        together = clipped_together(context, "the personal and of the exchanged model")
         if not self.model_clustering or any(start < context.rounds for start in self.cluster_rounds):
-            return ()
+            return together
         return (
+            *together,
             "the clients stay one cluster: algorithm.cluster_rounds is "
             f"{list(self.cluster_rounds)}, of which none is before the last of the run's {context.rounds} rounds",
         )

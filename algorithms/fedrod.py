@@ -13,6 +13,7 @@ from algorithms.parts.heads import head_logits
 from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
+from algorithms.parts.requirements import clipped_together
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
@@ -72,6 +73,9 @@ class FedRoD(TrainedNewcomers):
 
     def check(self, task: Task, context: RoundContext) -> None:
         check_head("Fed-RoD", task.network)
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return clipped_together(context, "the model and of the personal head")
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         trained = await client.train(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algorithms.base import Aggregation, setting
 from algorithms.parts.newcomers import TrainedNewcomers
+from algorithms.parts.requirements import clipped_together
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -78,10 +79,11 @@ class FML(TrainedNewcomers):
     )
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
-        train = context.train
+        train, together = context.train, clipped_together(context, "the private model and of the meme model")
         if self.persist_private_optimizer and train.optimizer == "sgd" and not train.momentum:
-            return ("algorithm.persist_private_optimizer has no effect: SGD without train.momentum keeps nothing",)
-        return ()
+            nothing = "algorithm.persist_private_optimizer has no effect: SGD without train.momentum keeps nothing"
+            return (nothing, *together)
+        return together
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         start = {"private": self._private(client), "meme": model}

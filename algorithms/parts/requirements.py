@@ -105,6 +105,18 @@ def check_initial_models(method: str, network: Network) -> None:
     )
 
 
+def clipped_together(context: RoundContext, what: str) -> tuple[str, ...]:
+    """Returns the remark that clipping couples what a method trains in one pass; empty without clipping.
+
+    Args:
+        context: has the training section.
+        what: of which the gradients are.
+    """
+    if context.train.max_grad_norm is None:
+        return ()
+    return (f"train.max_grad_norm is about the gradients of {what} together, so that each shortens the other",)
+
+
 def check_sgd(method: str, train: TrainConfig, reason: str, heavy_ball: bool = False) -> None:
     """Refuses an optimizer other than SGD, for a method whose own formulas suppose its steps.
 

@@ -12,6 +12,9 @@ from pydantic import TypeAdapter
 
 import rayfl
 from algorithms import registry
+from algorithms.fedme import FedMe
+from algorithms.fedrod import FedRoD
+from algorithms.fml import FML
 from algorithms.parts.settings import TOGETHER
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
@@ -54,6 +57,21 @@ def test_a_phase_that_no_round_reaches_is_named(
 def test_running_statistics_that_fit_no_mixture_are_named(method: Any, warned: bool) -> None:
     assert bool(statistics_remarks(method, normalized_layers())) == warned
     assert statistics_remarks(method, two_layers()) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [
+        (FedRoD(), "the model and of the personal head"),
+        (FML(), "the private model and of the meme model"),
+        (FedMe(model_clustering=False), "the personal and of the exchanged model"),
+    ],
+)
+def test_gradients_that_are_clipped_together_are_named(method: Any, what: str) -> None:
+    context = RoundContext(0, 500, 5, TrainConfig(max_grad_norm=1.0), RandomStreams(0))
+    (said,) = method.remarks(context)
+    assert f"train.max_grad_norm is about the gradients of {what} together" in said
+    assert method.remarks(replace(context, train=TrainConfig())) == ()
 
 
 def test_clipped_gradients_that_control_variates_are_read_from_are_named() -> None:
