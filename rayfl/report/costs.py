@@ -67,6 +67,11 @@ def _total(name: str) -> Callable[[Run], float | None]:
     return whole
 
 
+def _has_gap(run: Run) -> bool:
+    """Returns whether client seconds of some rounds are known, and of others not."""
+    return any("client_seconds" in line for line in run.costs) and _total("client_seconds")(run) is None
+
+
 def _largest(run: Run) -> float | None:
     return max((line["peak_bytes"] for line in run.costs if "peak_bytes" in line), default=None)
 
@@ -131,6 +136,12 @@ def found(groups: Sequence[Group], keys: Mapping[str, Sequence[RowKey]]) -> tupl
     notes = []
     if any(line.costs["flops"] is None for line in lines):
         notes.append("Operations are those of runs with tracking.flops=true; of others they are not known.")
+    cut = [run.name for group in groups for run in group.runs if _has_gap(run)]
+    if cut:
+        notes.append(
+            f"Client seconds of {', '.join(cut)} are not known: costs.jsonl lacks rounds (older rayfl lost the line of a "
+            "round when it was killed after that round's commit)."
+        )
     return lines, notes
 
 

@@ -197,12 +197,17 @@ def test_a_state_is_as_large_however_often_states_are_committed(tmp_path: Path, 
 
 def test_costs_that_were_not_counted_are_no_numbers(folder: Path, tmp_path: Path) -> None:
     made = small_experiment(tmp_path, "plain", "fedavg", backend="inline")
-    made["train"] = {**made["train"], "rounds": 1}
+    made["train"] = {**made["train"], "rounds": 2}
     rayfl.run(made)
-    (line,), notes = costs.found(group_runs(loaded(tmp_path, "plain")), {})
-    assert line.costs["flops"] is None and "tracking.flops=true" in notes[0]
+    (line,), (about_operations,) = costs.found(group_runs(loaded(tmp_path, "plain")), {})
+    assert line.costs["flops"] is None and "tracking.flops=true" in about_operations
     assert line.costs["client_seconds"] is not None
-    (tmp_path / "plain" / "costs.jsonl").unlink()
+    file = tmp_path / "plain" / "costs.jsonl"
+    file.write_text("".join(text for text in file.read_text().splitlines(True) if '"round": 1' not in text))
+    (cut,), notes = costs.found(group_runs(loaded(tmp_path, "plain")), {})
+    assert cut.costs["client_seconds"] is None
+    assert "Client seconds of plain are not known: costs.jsonl lacks rounds" in notes[1]
+    file.unlink()
     (old,) = loaded(tmp_path, "plain")
     assert not costs.section(group_runs([old])), "a run from before costs were noted has no such section"
 
