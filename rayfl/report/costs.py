@@ -139,8 +139,8 @@ def found(groups: Sequence[Group], keys: Mapping[str, Sequence[RowKey]]) -> tupl
     cut = [run.name for group in groups for run in group.runs if _has_gap(run)]
     if cut:
         notes.append(
-            f"Client seconds of {', '.join(cut)} are not known: costs.jsonl lacks rounds (older rayfl lost the line of a "
-            "round when it was killed after that round's commit)."
+            f"Client seconds of {', '.join(cut)} are not known: costs.jsonl lacks rounds (older rayfl lost the line of "
+            "a round when it was killed after that round's commit)."
         )
     return lines, notes
 
