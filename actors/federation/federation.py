@@ -150,16 +150,17 @@ class Federation(Clients):
             try:
                 changed = run_round(algorithm, own_dicts(server), present, self) if present else {}
                 self._participation.end()
+                failed = False
             except ClientsFailedError:
-                changed = None
+                failed = True
                 self._begin_attempt()
             if (leaf := lent.written()) is not None:
                 raise MethodError(
                     f"{algorithm.name}: round {self._context.round} on the server writes to {leaf!r} of its tree in "
                     "place: return new tensors (rayfl.params.copy, Tensor.clone)"
                 )
-            if changed is not None:
-                return changed
+            if not failed:
+                return changed  # as the method has returned it: the caller checks it
 
     def received(self, client: int, server: Tree) -> Tree:
         """Returns the server's tree as of when a client of the cohort began; see ``algorithms.clients.Clients``."""

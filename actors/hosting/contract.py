@@ -6,13 +6,16 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from actors.hosting.failures import MethodError
 from algorithms.base import Algorithm, Clients
 from algorithms.clients import NOT_ASYNCHRONOUS
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import as_error
-from rayfl.params import Tree
+from rayfl.naming.spelling import nearest
+from rayfl.params import Tree, leaves
 from rayfl.storage import treefile
 
 
@@ -47,8 +50,13 @@ def run_round(algorithm: Algorithm, server: Tree, cohort: Sequence[int], clients
         raise as_error(error) from error
 
 
-def check_changes(changed: Any, algorithm: Algorithm) -> None:
+def check_changes(changed: Any, algorithm: Algorithm, server: Tree) -> None:
     """Checks that the result of a round can be merged into the server's tree, and be committed.
+
+    Args:
+        changed: the result.
+        algorithm: the method.
+        server: the tree.
 
     Raises:
         MethodError: naming the key or the value that cannot.
@@ -60,6 +68,16 @@ def check_changes(changed: Any, algorithm: Algorithm) -> None:
         treefile.check(changed)
     except TypeError as error:
         raise MethodError(f"what round returned cannot be kept: {error}{where}") from None
+    for key in changed.keys() - server.keys():
+        if meant := nearest(key, server.keys() - changed.keys()):
+            raise MethodError(f"round returned {key!r}, which the server's tree does not have{meant}{where}")
+    model = dict(leaves(server.get("model", {})))
+    for path, leaf in leaves(changed.get("model", {})):
+        if path in model and np.shape(leaf) != np.shape(model[path]):
+            raise MethodError(
+                f"round returned a model whose {path!r} has the shape {tuple(np.shape(leaf))}, and had "
+                f"{tuple(np.shape(model[path]))} before{where}"
+            )
 
 
 def check_keepable(state: Tree) -> None:

@@ -51,7 +51,7 @@ def result_of(handle: Any, host: int) -> Any:
 def _unsendable(host: int, error: RayError) -> MethodError:
     """Returns the error in place of one of which only the text has arrived."""
     failed = MethodError(
-        f"host {host}: {_last_line(error)} (an error that pickle cannot copy to another process: raise one whose "
+        f"host {host}: {_last_line(error)} (an error that cannot be sent to another process: raise one whose "
         "arguments are those of its constructor, and which holds nothing but data)"
     )
     failed.add_note(str(error))

@@ -126,7 +126,7 @@ class Driver:
         )
         self._unscored = {}
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)
-        check_changes(changed, self._algorithm)
+        check_changes(changed, self._algorithm, self.progress.server)
         cohort = self._federation.present(cohort)
         self._anybody |= bool(cohort)
         watch.lap("server", less={"clients": self._federation.waited_s})

@@ -180,7 +180,8 @@ def statistics_remarks(algorithm: Any, task: NetworkTask) -> list[str]:
         algorithm: the method.
         task: has the networks.
     """
-    if not algorithm.running_statistics or not any(one.network.buffer_names for one in task.candidates):
+    names = [name for one in task.candidates for name in one.network.buffer_names]
+    if not algorithm.running_statistics or not any(name.endswith(("running_mean", "running_var")) for name in names):
         return []
     return [
         f"the model has running statistics of batch normalization, and {algorithm.running_statistics}: scores can be "

@@ -19,6 +19,7 @@ from rayfl.data.partitions.assignment import assignment_hash
 from rayfl.errors import DamageError, RayflError, RunError
 from rayfl.experiment.copies import copy_by_config
 from rayfl.results.schemas import ALL_TABLES, PARTITION_KEY, known_schema
+from rayfl.runs.accompanying import damaged_files
 from rayfl.runs.damage import TABLE, described
 from rayfl.runs.outside import outside_files
 from rayfl.storage import treefile
@@ -74,6 +75,7 @@ def verify(storage: Storage) -> Report:
     _inputs(storage, manifests, report)
     _published(storage, manifests, partition, report)
     _copies(storage, manifests, report)
+    report.problems += damaged_files(storage)
     try:
         holder = read_lease(storage)
     except RunError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from actors.hosting.contract import check_changes, check_keepable, check_predictors, check_sendable
 from algorithms.base import Algorithm, Averaging, Clients
@@ -60,6 +61,14 @@ class NoServer(Averaging):
 
     def init(self, task: Any, context: Any) -> Any:
         super().init(task, context)
+
+
+class RoundWithoutResult(Averaging):
+    name: str = "h"
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
+        super().round(server, cohort, clients)
+        return None  # type: ignore[return-value]
 
 
 class ServerWithANote(Averaging):
@@ -193,6 +202,13 @@ def test_predictors_that_are_none_are_named() -> None:
         toy.federation.evaluate(toy.server, ("test",), False)
 
 
+def test_a_round_that_returns_nothing_is_played_once() -> None:
+    """What it returns is for :func:`check_changes` to refuse; none is no sign of clients that have failed."""
+    toy = Toy(RoundWithoutResult(), random_clients([6, 6], seed=0), softmax_regression(), TrainConfig(rounds=1))
+    toy.federation.begin_round(0, ())
+    assert toy.federation.play(toy.algorithm, toy.server, [0, 1]) is None
+
+
 def test_trees_are_checked() -> None:
     with pytest.raises(MethodError, match=r"client.state cannot be kept: .* 'seen' is a list"):
         check_keepable({"seen": [1, 2]})
@@ -203,10 +219,16 @@ def test_trees_are_checked() -> None:
     with pytest.raises(MethodError, match=r"'mine' has dict"):
         check_predictors({"mine": {}}, "predictors")
     with pytest.raises(MethodError, match=r"round must return the entries of the server's tree that change, got None"):
-        check_changes(None, NotAsynchronous())
+        check_changes(None, NotAsynchronous(), {})
     with pytest.raises(MethodError, match=r"what round returned cannot be kept: .* 'names' is a str"):
-        check_changes({"names": "x"}, NotAsynchronous())
-    check_changes({}, NotAsynchronous())
+        check_changes({"names": "x"}, NotAsynchronous(), {})
+    check_changes({}, NotAsynchronous(), {})
+    server = {"model": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "control": torch.zeros(3)}
+    check_changes({"model": {"weight": torch.ones(2, 3)}, "clusters": torch.arange(3)}, NotAsynchronous(), server)
+    with pytest.raises(MethodError, match=r"round returned 'modell', .*\(did you mean 'model'\?\)"):
+        check_changes({"modell": {}}, NotAsynchronous(), server)
+    with pytest.raises(MethodError, match=r"'weight' has the shape \(6,\), and had \(2, 3\) before"):
+        check_changes({"model": {"weight": torch.ones(6)}}, NotAsynchronous(), server)
 
 
 @pytest.mark.parametrize(

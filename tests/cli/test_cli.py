@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -161,19 +163,32 @@ def test_import_leaf_and_stats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert again.splitlines()[-6:] == text.splitlines()[-6:]
 
 
-class Interrupted:
-    """A module in whose import Ctrl-C is pressed."""
+def test_ctrl_c_while_modules_are_imported_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[Any] = []
 
-    @property
-    def main(self) -> None:
-        raise KeyboardInterrupt
+    class Entry:
+        @property
+        def main(self) -> Callable[[], None]:
+            handlers.append(signal.getsignal(signal.SIGINT))
+            return self.interrupted
 
+        def interrupted(self) -> None:
+            handlers.append(signal.getsignal(signal.SIGINT))
+            raise KeyboardInterrupt
 
-def test_ctrl_c_while_modules_are_imported_ends_the_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rayfl.cli.entry", Interrupted())
-    with pytest.raises(SystemExit) as end:
-        start.main()
-    assert end.value.code == 130
+    monkeypatch.setitem(sys.modules, "rayfl.cli.entry", Entry())
+    monkeypatch.setattr(sys, "argv", ["rayfl", "list"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for ignored in (False, True):
+            if ignored:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            with pytest.raises(SystemExit) as end:
+                start.main()
+            assert end.value.code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handlers == [signal.SIG_DFL, signal.default_int_handler, signal.SIG_IGN, signal.SIG_IGN]
 
 
 def test_import_is_quick_and_pulls_in_no_ray() -> None:

@@ -75,7 +75,7 @@ def test_what_cannot_be_vectorized_is_found_by_running_it(name: str, reason: str
         ("plain", None, "there are 1, 3"),
         ("plain", "2", "there are 1, 3"),
         ("plain", "1", "but not in two parts, its layer '1' after all others: head must name the layer that makes the"),
-        ("pixelwise", "", "there are none"),
+        ("pixelwise", "", "there is none"),
         ("Own", "head", "says itself"),
         ("Deviating", None, "forward is not"),
         ("scaled", "0.3", "'0.3' alone makes the logits"),

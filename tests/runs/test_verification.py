@@ -228,6 +228,16 @@ def test_what_a_crash_leaves_behind_is_no_problem(run: Path) -> None:
     assert report.notes == ["1 files in commits/ belong to no commit; the next one removes them"]
 
 
+@pytest.mark.parametrize("name", ["costs.jsonl", "timings.jsonl", "result.json", "environment.json"])
+def test_damage_to_a_file_beside_the_results_is_named(run: Path, name: str) -> None:
+    whole = (run / name).read_text() if (run / name).exists() else ""
+    (run / name).write_text(f"{whole[:-20]}\nxx\n")
+    (problem,) = verify(Storage(str(run))).problems
+    assert name in problem and "delete it to do without what it says" in problem
+    (run / name).unlink()
+    assert verify(Storage(str(run))).problems == []
+
+
 def test_a_driver_at_work_is_mentioned(run: Path) -> None:
     with Lease(Storage(str(run)), 90):
         assert any("was working on this run" in note for note in verify(Storage(str(run))).notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class LabelNoise(BaseModel):
@@ -25,6 +25,15 @@ class LabelNoise(BaseModel):
         description="As SuPerFed's published code, which its Table 4 was made with: the two kinds swapped, and test "
         "parts noisy too.",
     )
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> LabelNoise:
+        for option in ("ratio", "legacy"):
+            if self.kind == "none" and getattr(self, option):
+                raise ValueError(
+                    f"{option}={getattr(self, option)} does nothing with kind=none: set kind=pair or symmetric"
+                )
+        return self
 
     @property
     def active(self) -> bool:

@@ -83,6 +83,8 @@ def find_layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
     split = None if wanted.split == NONE else _column(path, schema, "split", wanted.split, ("split",))
     if wanted.x != AUTO:
         given = (wanted.x,) if isinstance(wanted.x, str) else wanted.x
+        if not given:
+            raise DataError(f"{path}: dataset.x names no column: name at least one, or leave it out")
         return _named_inputs(path, schema, given, Layout((), "table", y, client, split), wanted)
     if wanted.of_texts:
         return _texts(

@@ -141,7 +141,7 @@ def test_a_token_is_required(head: Head) -> None:
 @pytest.mark.timeout(600)
 def test_submit_stop_and_submit_again(head: Head, tmp_path: Path) -> None:
     content = small_experiment(tmp_path, "tiny", "scaffold", num_actors=1)
-    content["train"] |= {"rounds": ROUNDS, "local_epochs": 10}
+    content["train"] |= {"rounds": ROUNDS, "local_epochs": 40}
     # Without the signal there would be no commit before the end.
     content |= {"storage": {"commit_every": ROUNDS}, "evaluation": {"every": 5}}
     config = tmp_path / "config.yaml"

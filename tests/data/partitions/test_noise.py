@@ -44,9 +44,12 @@ def test_frequencies_are_those_of_the_matrix(kind: str) -> None:
 
 def test_no_noise_changes_nothing() -> None:
     labels = np.arange(100) % 7
-    for noise in (LabelNoise(), LabelNoise(kind="pair", ratio=0), LabelNoise(kind="none", ratio=0.5)):
+    for noise in (LabelNoise(), LabelNoise(kind="pair", ratio=0)):
         assert np.array_equal(noise.corrupt(labels, 7, np.random.default_rng(0)), labels)
         assert not noise.active
+    for options in ({"ratio": 0.5}, {"legacy": True}):
+        with pytest.raises(ValueError, match="does nothing with kind=none: set kind=pair"):
+            LabelNoise.model_validate(options)
 
 
 def test_legacy_swaps_the_kinds_and_reaches_the_test_part() -> None:

@@ -205,3 +205,9 @@ def test_options_of_other_inputs_and_targets_are_refused() -> None:
         parts(of_function(X, np.array(GAP), 4, vocabulary=9)).dataset  # noqa: B018
     with pytest.raises(DataError, match=r"dataset.labels=renumbered is for classes, and there are none"):
         parts(of_function(X, X[:, :1], None, labels="renumbered"), task="regression").dataset  # noqa: B018
+
+
+def test_inputs_of_no_column_are_refused(tmp_path: Path) -> None:
+    own = parts(of_file(table(tmp_path / "own.parquet"), x=[], y="y"))
+    with pytest.raises(DataError, match=r"dataset\.x names no column: name at least one"):
+        own.dataset.sizes()
