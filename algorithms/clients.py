@@ -263,7 +263,7 @@ def merge(total: ExactSum, part: ExactSum, round: int, procedure: str) -> None:
     try:
         total.merge(part)
     except (OverflowError, ValueError) as error:
-        raise ClientError(f"the clients, round {round}, {procedure}: {error}") from error
+        raise ClientError(f"the clients, round {round + 1}, {procedure}: {error}") from error
 
 
 def _alike(left: Any, right: Any) -> bool:

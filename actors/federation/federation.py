@@ -144,7 +144,7 @@ class Federation(Clients):
                 commit may be reading.
             RoundUndoneError: when clients' states must first be rolled back to before the round.
         """
-        lent = WriteGuard({**server, **{f"(of round {round})": tree for round, tree in self._past.items()}})
+        lent = WriteGuard({**server, **{f"(after round {round})": tree for round, tree in self._past.items()}})
         while True:
             present = self.present(cohort)
             try:
@@ -156,8 +156,8 @@ class Federation(Clients):
                 self._begin_attempt()
             if (leaf := lent.written()) is not None:
                 raise MethodError(
-                    f"{algorithm.name}: round {self._context.round} on the server writes to {leaf!r} of its tree in "
-                    "place: return new tensors (rayfl.params.copy, Tensor.clone)"
+                    f"{algorithm.name}: round {self._context.round + 1} on the server writes to {leaf!r} of its tree "
+                    "in place: return new tensors (rayfl.params.copy, Tensor.clone)"
                 )
             if not failed:
                 return changed  # as the method has returned it: the caller checks it

@@ -105,7 +105,7 @@ class HostDeaths:
             if verdict is None:
                 death.investigated = death.suspicious and bool(death.clients) and self._policy.on_error != "fail"
                 raise
-            place = f"client {verdict.client}, round {job.round}, {job.procedure}: {verdict.failure.reason}"
+            place = f"client {verdict.client}, round {job.round + 1}, {job.procedure}: {verdict.failure.reason}"
             if verdict.final and not self._policy.skips:
                 raise ClientError(f"{place} (it was tried {self._policy.attempts} times)") from death
             left_out = {verdict.client: verdict.failure} if verdict.final else {}

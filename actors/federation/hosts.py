@@ -131,7 +131,7 @@ class Hosts:
                 for client in result.stateful:
                     self._home[client] = host
                 for client, times in sorted(result.retried.items()):
-                    place = f"client {client}, round {job.round}, {job.procedure}"
+                    place = f"client {client}, round {job.round + 1}, {job.procedure}"
                     _log.warning("%s: failed %d times, then succeeded", place, times)
                 self.lookups += result.lookups
                 if self._pace is not None:
@@ -252,7 +252,7 @@ def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedErro
         lost = f"{job.procedure} of {describe_clients(clients)}"
     else:
         lost = f"the sums of {job.procedure}"
-    reason = f"{death.reason} (it had {lost} in round {job.round})"
+    reason = f"{death.reason} (it had {lost} in round {job.round + 1})"
     return HostDiedError(death.host, reason, clients, death.hung, death.certain, death.suspicious)
 
 

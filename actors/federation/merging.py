@@ -133,5 +133,5 @@ class Merging:
             try:
                 self._gathered.setdefault(group, Gathered()).begin(head)
             except (OverflowError, ValueError) as error:
-                place = f"the clients, round {self._job.round}, {self._job.procedure}"
+                place = f"the clients, round {self._job.round + 1}, {self._job.procedure}"
                 raise ClientError(f"{place}: {error}") from error

@@ -105,7 +105,7 @@ class Participation:
         needed = [client for client in sorted(failures) if required or (required is None and client not in sampled)]
         if needed:
             raise ClientError(
-                f"client {needed[0]}, round {self._round}, {procedure}: {failures[needed[0]].reason}; this pass "
+                f"client {needed[0]}, round {self._round + 1}, {procedure}: {failures[needed[0]].reason}; this pass "
                 "of the method needs every one of its clients, so clients.on_error cannot leave this one out"
             )
         return sampled

@@ -53,7 +53,9 @@ class RoundUndoneError(Exception):
         deaths: int = 0,
     ) -> None:
         left_out = {**failures, **(unscorable or {})}
-        super().__init__(f"round {round} is done again" + (f" without clients {named(left_out)}" if left_out else ""))
+        super().__init__(
+            f"round {round + 1} is done again" + (f" without clients {named(left_out)}" if left_out else "")
+        )
         self.round = round
         self.failures = dict(failures)
         self.unscorable = dict(unscorable or {})

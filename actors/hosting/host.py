@@ -109,7 +109,9 @@ class ClientHost:
             except Exception as error:
                 self.engine.check(error)
                 if ran_out_of_memory(error) and not isinstance(error, RayflError):
-                    raise ResourceError(f"{job.procedure} in round {job.round}: {too_little_memory(error)}") from error
+                    raise ResourceError(
+                        f"{job.procedure} in round {job.round + 1}: {too_little_memory(error)}"
+                    ) from error
                 raise
             finally:
                 self.engine.release()

@@ -141,7 +141,7 @@ def client_error(error: Exception, client: int | str, job: Job, algorithm: Algor
         algorithm: method whose code was run.
     """
     who = client if isinstance(client, str) else f"client {client}"
-    place = f"{who}, round {job.round}, {job.procedure}"
+    place = f"{who}, round {job.round + 1}, {job.procedure}"
     if isinstance(error, NonFiniteError):
         return ClientError(
             f"{place}: {error}; its training diverged, nothing of it entered the aggregate (lower train.lr, or set "

@@ -71,7 +71,7 @@ class RunningClients:
 
     def start_call(self, job: Job) -> RunningClients:
         """Starts a new call; returns the context manager to enter."""
-        self._place, self.printed = f"round {job.round}, {job.procedure}", []
+        self._place, self.printed = f"round {job.round + 1}, {job.procedure}", []
         self._used, self._cut = Counter(), Counter()
         return self
 

@@ -74,6 +74,6 @@ def _blame(error: Exception, algorithm: Algorithm, job: Job) -> Exception:
     if ran_out_of_memory(error):
         return error
     if isinstance(error, NonFiniteError):
-        place = f"the server, round {job.round}, {job.procedure}"
+        place = f"the server, round {job.round + 1}, {job.procedure}"
         return ClientError(f"{place}: {error}; its training diverged (lower the rate of its training?)")
     return client_error(error, "the server", job, algorithm)

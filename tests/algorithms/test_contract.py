@@ -180,9 +180,9 @@ class NoRows(Averaging):
     [
         (
             Sends(),
-            r"client 0, round 0, local_update: MethodError: what it is sent .* unexpected keyword argument 'modell'",
+            r"client 0, round 1, local_update: MethodError: what it is sent .* unexpected keyword argument 'modell'",
         ),
-        (Slash(), r"client 0, round 0, local_update: MethodError: local_update returned the key 'a/b'"),
+        (Slash(), r"client 0, round 1, local_update: MethodError: local_update returned the key 'a/b'"),
     ],
 )
 def test_a_breach_names_client_and_procedure_and_where_it_is(method: Algorithm, message: str) -> None:

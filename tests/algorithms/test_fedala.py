@@ -246,7 +246,7 @@ def test_losses_that_are_not_finite_do_not_end_the_start_and_training_says_that_
     states = toy.client_hosts[0].states
     state = states.all()[0]
     states.replace(0, {**state, "upper": map_leaves(lambda leaf: leaf + 1e308, state["upper"])}, toy.round)
-    with pytest.raises(ClientError, match=r"client 0, round 1, local_update: non-finite values"):
+    with pytest.raises(ClientError, match=r"client 0, round 2, local_update: non-finite values"):
         toy.step([0])
 
 

@@ -224,5 +224,5 @@ def test_a_method_that_writes_to_what_an_old_update_began_with_is_told() -> None
 
     rounds = Rounds(quadratic(Writing()), [1, 2, 5], 2, concurrency=3)
     rounds.run(2)
-    with pytest.raises(Exception, match=r"writes to '\(of round 0\)/model/theta'"):
+    with pytest.raises(Exception, match=r"writes to '\(after round 0\)/model/theta'"):
         rounds.step()

@@ -95,7 +95,7 @@ def test_a_client_that_is_too_large_alone_is_named_with_the_fix() -> None:
         enough = context().most
     with elsewhere(memory=enough) as device:
         own = ragged_toy("looped", device)
-        with pytest.raises(ClientError, match=r"client 0, round 0, local_update: the memory .*lower train\.batch_size"):
+        with pytest.raises(ClientError, match=r"client 0, round 1, local_update: the memory .*lower train\.batch_size"):
             own.step([1, 0])
     with elsewhere(memory=enough) as device:
         own = ragged_toy("looped", device)

@@ -173,7 +173,7 @@ def test_what_no_client_is_to_blame_for_ends_the_run_whatever_the_policy(hosts: 
 @pytest.mark.parametrize("hosts", [1, 3])
 @pytest.mark.parametrize("bad", [0, 4])
 def test_values_too_large_for_an_exact_sum_are_blamed_on_who_has_them(hosts: int, bad: int, tmp_path: Path) -> None:
-    message = rf"client {bad}, round 0, visit: OverflowError: 'value' holds up to 1e\+12 .* 1000: .* lower train.lr"
+    message = rf"client {bad}, round 1, visit: OverflowError: 'value' holds up to 1e\+12 .* 1000: .* lower train.lr"
     with pytest.raises(ClientError, match=message):
         World(tmp_path, hosts, ClientsConfig()).play(0, [0, 2, 4], {bad: "huge"})
 
@@ -181,14 +181,14 @@ def test_values_too_large_for_an_exact_sum_are_blamed_on_who_has_them(hosts: int
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_a_sum_that_only_all_together_is_too_large_is_blamed_on_nobody(hosts: int, tmp_path: Path) -> None:
     message = (
-        r"^the clients, round 0, visit: .*the sum of \d weighted contributions and more is too large: weighted values"
+        r"^the clients, round 1, visit: .*the sum of \d weighted contributions and more is too large: weighted values"
     )
     with pytest.raises(ClientError, match=message):
         World(tmp_path, hosts, ClientsConfig()).play(0, [0, 1, 2], dict.fromkeys([0, 1, 2], "large"))
 
 
 def test_without_skipping_the_first_failure_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(ClientError, match="client 2, round 0, visit: RuntimeError: no such thing"):
+    with pytest.raises(ClientError, match="client 2, round 1, visit: RuntimeError: no such thing"):
         World(tmp_path, 1, ClientsConfig()).play(0, [0, 2], {2: "raise"})
 
 
@@ -199,7 +199,7 @@ def test_a_client_that_is_needed_ends_the_run(required: bool | None, cohort: lis
     def everybody(cohort: list[int], clients: Clients) -> Tree:
         return clients.map(world.algorithm.look, range(6), {}, {5: {"how": "raise"}}, required=required)
 
-    with pytest.raises(ClientError, match="client 5, round 3, look: RuntimeError: no such thing; this pass of the"):
+    with pytest.raises(ClientError, match="client 5, round 4, look: RuntimeError: no such thing; this pass of the"):
         world.play(3, cohort, {}, everybody)
 
 
@@ -220,7 +220,7 @@ def test_a_failure_after_the_first_call_undoes_the_round(tmp_path: Path) -> None
         clients.mean(world.algorithm.visit, cohort, {})
         return clients.map(world.algorithm.look, cohort, {}, {c: {"how": "raise"} for c in cohort if c == 1})
 
-    with pytest.raises(RoundUndoneError, match="round 4 is done again without clients 1") as undone:
+    with pytest.raises(RoundUndoneError, match="round 5 is done again without clients 1") as undone:
         world.play(4, [0, 1, 2], {}, twice)
     world.federation.rewind()
     world.federation.begin_round(4, (), [0, 1, 2], undone.value.failures)
@@ -250,14 +250,14 @@ def test_a_retry_draws_the_same_and_counts_once(hosts: int, tmp_path: Path, capl
     LEFT.update({1: 2})
     assert_equal(world.play(0, [0, 1, 2], {}, draws), calmly)
     assert world.federation.absent == {}
-    assert "client 1, round 0, count_down: failed 2 times, then succeeded" in caplog.text
+    assert "client 1, round 1, count_down: failed 2 times, then succeeded" in caplog.text
     assert world.visits() == calm.visits()
     without = calm.play(1, [0, 2], {}, draws)
     LEFT.update({1: 3})
     assert_equal(world.play(1, [0, 1, 2], {}, draws), without)
     assert world.federation.absent == {1: Failure("count_down", "MemoryError")}
     LEFT.update({1: 3})
-    with pytest.raises(ClientError, match="client 1, round 0, count_down: MemoryError"):
+    with pytest.raises(ClientError, match="client 1, round 1, count_down: MemoryError"):
         World(tmp_path / "c", hosts, ClientsConfig(on_error="retry", retries=2)).play(0, [0, 1, 2], {}, draws)
 
 
@@ -278,7 +278,7 @@ def test_an_evaluation_goes_on_without_those_that_fail(tmp_path: Path, monkeypat
         assert list(scores) == [0, 1, 4, 5]
         assert seen[-1] == (6, 6)
         assert federation.unscored == {c: Failure("predictors", "non-finite values in 'w'") for c in (2, 3)}
-    with pytest.raises(ClientError, match="client 2, round 0, predictors"):
+    with pytest.raises(ClientError, match="client 2, round 1, predictors"):
         World(tmp_path, 1, ClientsConfig()).federation.evaluate(model, ("test",), False)
 
 

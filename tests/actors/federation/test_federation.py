@@ -35,7 +35,7 @@ def test_a_failed_client_is_named_and_its_state_is_as_it_was(how: str, tmp_path:
     world = World(tmp_path, 1)
     world.train(0, [2])
     before = world.federation.held_states()[2]
-    with pytest.raises(ClientError, match="client 2, round 1, local_update"):
+    with pytest.raises(ClientError, match="client 2, round 2, local_update"):
         world.train(1, [2], {2: how})
     assert_equal(world.federation.held_states()[2], before)
     assert before["visits"] == 1

@@ -140,7 +140,7 @@ def test_a_host_that_dies_between_pieces_leaves_nothing_of_its_sum(monkeypatch: 
     pool = on_machines(own)
     expected.step()
     pool.dies_with = 3
-    with pytest.raises(HostDiedError, match=r"gone \(it had the sums of local_update in round 0\)"):
+    with pytest.raises(HostDiedError, match=r"gone \(it had the sums of local_update in round 1\)"):
         own.step()
     own.federation.rewind()
     own.step()
@@ -182,7 +182,7 @@ class Unlike(FedAvg):
 def test_sums_that_do_not_fit_together_are_refused_as_by_the_driver() -> None:
     own = toy(Unlike(), len(MACHINES))
     on_machines(own)
-    with pytest.raises(ClientError, match=r"the clients, round 0, local_update: contributions differ in structure"):
+    with pytest.raises(ClientError, match=r"the clients, round 1, local_update: contributions differ in structure"):
         own.step()
 
 

@@ -123,7 +123,7 @@ def test_method_client_and_leaf_are_named(method: type[Writer], what: str, mode:
     with pytest.raises(ClientError) as caught:
         toy_of(method(), mode).step(COHORT)
     assert str(caught.value).startswith(
-        f"client {GUILTY}, round 0, local_update: MethodError: writer writes to {what}, in place: work on a copy"
+        f"client {GUILTY}, round 1, local_update: MethodError: writer writes to {what}, in place: work on a copy"
     )
 
 
@@ -159,7 +159,7 @@ def test_dicts_that_are_lent_are_the_procedures_own(mode: str) -> None:
 
 @MODES
 def test_the_report_of_an_update_may_not_write_either(mode: str) -> None:
-    with pytest.raises(ClientError, match=r"client 0, round 0, local_update: .* 'model/head\.bias' of what is sent"):
+    with pytest.raises(ClientError, match=r"client 0, round 1, local_update: .* 'model/head\.bias' of what is sent"):
         toy_of(Comparing(), mode).step(COHORT)
 
 
@@ -179,7 +179,7 @@ class Evaluated(Writer):
 def test_an_evaluation_may_not_write_either(mode: str) -> None:
     toy = toy_of(Evaluated(), mode)
     toy.run(1)
-    with pytest.raises(ClientError, match=rf"client {GUILTY}, round 0, predictors: .* 'model/head\.bias' of what is"):
+    with pytest.raises(ClientError, match=rf"client {GUILTY}, round 1, predictors: .* 'model/head\.bias' of what is"):
         toy.scores()
 
 
@@ -224,7 +224,7 @@ def test_an_objective_only_reads_what_is_frozen(method: type[Accumulating], mode
     with pytest.raises(ClientError) as caught:
         toy.step(COHORT)
     assert str(caught.value).startswith(
-        f"client {COHORT[0]}, round 0, local_update: MethodError: the objective writes to '{leaf}' of frozen in place"
+        f"client {COHORT[0]}, round 1, local_update: MethodError: the objective writes to '{leaf}' of frozen in place"
     )
 
 

@@ -50,7 +50,7 @@ def test_the_server_returns_new_tensors() -> None:
         return toy.federation.play(method, toy.server, COHORT)
 
     played(CarefulServer())
-    with pytest.raises(MethodError, match=r"server: round 0 on the server writes to 'model/inner\.weight' of its tree"):
+    with pytest.raises(MethodError, match=r"server: round 1 on the server writes to 'model/inner\.weight' of its tree"):
         played(Server())
 
 
@@ -92,7 +92,7 @@ def test_whatever_the_policy_and_the_backend(policy: Mapping[str, Any], backend:
     config = small_experiment(tmp_path, "run", "fedavg", backend=backend) | {"clients": dict(policy)}
     config["algorithm"] = {"name": "tests.actors.hosting.test_in_place:EveryBias"}
     with pytest.raises(
-        ClientError, match=r"client \d+, round 0, local_update: MethodError: .*EveryBias writes to 'mod"
+        ClientError, match=r"client \d+, round 1, local_update: MethodError: .*EveryBias writes to 'mod"
     ):
         rayfl.run(config)
 

@@ -72,20 +72,20 @@ def test_a_line_names_the_client_whose_code_printed_it() -> None:
     expected = [f"{text}" for k in (0, 3) for text in (f"before {k}", "objective", f"after {k}")]
     assert [line.split(": ")[1] for line in printed] == expected
     assert [line.split(", ")[0] for line in printed] == ["client 0"] * 3 + ["client 3"] * 3
-    assert {line.split(": ")[0].split(", ", 1)[1] for line in printed} == {"round 4, local_update"}
+    assert {line.split(": ")[0].split(", ", 1)[1] for line in printed} == {"round 5, local_update"}
 
 
 def test_of_stacked_clients_a_line_names_all_whose_code_ran_together() -> None:
     printed = host("vectorized").run(job(0, 1, 3), BROADCAST).printed
-    assert "clients 0, 1, 3, round 4, local_update: objective" in printed
-    assert "client 1, round 4, local_update: before 1" in printed
-    assert "client 3, round 4, local_update: after 3" in printed
+    assert "clients 0, 1, 3, round 5, local_update: objective" in printed
+    assert "client 1, round 5, local_update: before 1" in printed
+    assert "client 3, round 5, local_update: after 3" in printed
 
 
 def test_what_was_printed_before_an_error_is_not_lost() -> None:
     with pytest.raises(ClientError) as caught:
         host("looped").run(job(1, 2), BROADCAST)
-    assert caught.value.printed[-1] == "client 2, round 4, local_update: after 2"
+    assert caught.value.printed[-1] == "client 2, round 5, local_update: after 2"
     assert len(caught.value.printed) == 6
 
 
@@ -112,7 +112,7 @@ def work(write: Any, tell: Any = None) -> list[str]:
     with running.start_call(job(7)):
         running.begin((7,))
         write()
-    return [line.removeprefix("client 7, round 4, local_update: ") for line in running.printed]
+    return [line.removeprefix("client 7, round 5, local_update: ") for line in running.printed]
 
 
 def test_gigabytes_are_cut_with_a_note() -> None:
@@ -157,7 +157,7 @@ def test_other_threads_and_moments_print_as_before(capsys: pytest.CaptureFixture
 
 def test_an_actors_own_log_has_the_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
     work(lambda: print("hello"))
-    assert capsys.readouterr().out == "client 7, round 4, local_update: hello\n"
+    assert capsys.readouterr().out == "client 7, round 5, local_update: hello\n"
 
 
 def test_the_report_says_who_is_at_work_since_when() -> None:
@@ -170,7 +170,7 @@ def test_the_report_says_who_is_at_work_since_when() -> None:
         report = running.report()
     assert report.clients == (8,)
     assert 0 <= report.seconds < 60
-    assert report.printed == ("client 8, round 4, local_update: hello",)
+    assert report.printed == ("client 8, round 5, local_update: hello",)
 
 
 class Watched(CommitStore):
@@ -240,4 +240,4 @@ def test_lines_reach_the_console_and_the_log_without_control_characters(
 def test_the_printing_handler_may_print_while_a_client_is_at_work(capsys: pytest.CaptureFixture[str]) -> None:
     with printed_on_console():
         assert work(lambda: print("hello"), tell=lambda line: log_printed([line])) == []
-    assert capsys.readouterr().out == "client 7, round 4, local_update: hello\n"
+    assert capsys.readouterr().out == "client 7, round 5, local_update: hello\n"

@@ -97,10 +97,10 @@ def test_only_messages_of_clients_count() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("raise", r"the server, round 0, distil: ValueError: no such thing\n.*test_server_work.py"),
-        ("diverge", "the server, round 0, distil: non-finite values in 'model/inner.weight'"),
-        ("write", "the server, round 0, distil: MethodError: writes to 'model/head.bias' in place"),
-        ("spoil", "the server, round 0, distil: MethodError: writes to 'the public samples' in place"),
+        ("raise", r"the server, round 1, distil: ValueError: no such thing\n.*test_server_work.py"),
+        ("diverge", "the server, round 1, distil: non-finite values in 'model/inner.weight'"),
+        ("write", "the server, round 1, distil: MethodError: writes to 'model/head.bias' in place"),
+        ("spoil", "the server, round 1, distil: MethodError: writes to 'the public samples' in place"),
         ("list", "distil must return a dict of tensors and numbers, got list"),
     ],
 )
@@ -123,13 +123,13 @@ def test_what_is_no_procedure_or_takes_other_arguments_is_refused() -> None:
     data = random_clients((9, 12, 6), public=7)
     with pytest.raises(MethodError, match="define it with `async def distil`"):
         Toy(Plain(), data, two_layers(), TRAIN).step([0, 1])
-    with pytest.raises(ClientError, match="the server, round 0, distil: MethodError: what it is sent is not"):
+    with pytest.raises(ClientError, match="the server, round 1, distil: MethodError: what it is sent is not"):
         Toy(Greedy(), data, two_layers(), TRAIN).step([0, 1])
 
 
 def test_what_it_prints_is_the_servers(capfd: pytest.CaptureFixture[str]) -> None:
     toy().step([0, 1])
-    assert "the server, round 0, distil: at work" in capfd.readouterr().out
+    assert "the server, round 1, distil: at work" in capfd.readouterr().out
 
 
 class Dying(InlinePool):
@@ -155,7 +155,7 @@ def test_a_lost_host_is_nobodys_fault_and_the_round_can_be_done_again() -> None:
     expected, found = toy(), toy()
     hosts = Hosts(Dying(found.client_hosts))
     found.federation = Federation(hosts, found.task, found.context, found.dataset.sizes())
-    with pytest.raises(HostDiedError, match="it had distil of the server in round 0") as caught:
+    with pytest.raises(HostDiedError, match="it had distil of the server in round 1") as caught:
         found.step([0, 1])
     assert caught.value.clients == ()
     found.federation.rewind()

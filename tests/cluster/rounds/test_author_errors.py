@@ -80,13 +80,13 @@ def test_an_error_ends_with_the_lines_of_the_authors_file_and_the_log_has_all(ba
     ]
     first, *rest = done.stderr.strip().splitlines()
     client = first.split()[2].rstrip(",")
-    assert first == f"error: client {client}, round 0, local_update: ValueError: bad luck of {client}"
+    assert first == f"error: client {client}, round 1, local_update: ValueError: bad luck of {client}"
     assert rest == expected
     log = (tmp_path / "run" / "rayfl.log").read_text()
     assert "trampoline.py" in log  # frames of rayfl's too
     assert log.count("in helper") >= 1
-    assert f"client {client}, round 0, local_update: lr is 0.01" in log
-    assert f"client {client}, round 0, local_update: lr is 0.01" in done.stdout.splitlines()
+    assert f"client {client}, round 1, local_update: lr is 0.01" in log
+    assert f"client {client}, round 1, local_update: lr is 0.01" in done.stdout.splitlines()
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_in_this_process_too_what_would_end_it_is_the_clients_failure(how: str, 
     sampled = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))
     failing = [[1, sampled[1][0]]]
     config = experiment(tmp_path, "run", how, failing, backend="inline")
-    with pytest.raises(ClientError, match=rf"client {failing[0][1]}, round 1, local_update: {EXITS[how]}\n"):
+    with pytest.raises(ClientError, match=rf"client {failing[0][1]}, round 2, local_update: {EXITS[how]}\n"):
         rayfl.run(config | {"clients": {}})
     rayfl.run(config)
     [(round, client, procedure, reason)] = rows(tmp_path / "run")
@@ -54,7 +54,7 @@ def test_in_this_process_too_what_would_end_it_is_the_clients_failure(how: str, 
 def test_a_state_that_no_commit_can_hold_is_the_methods_error(tmp_path: Path) -> None:
     bad = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))[0][1]
     config = experiment(tmp_path, "run", "slash", [[0, bad]], backend="inline")
-    message = rf"client {bad}, round 0, local_update: MethodError: client.state .* without '/', got 'control/global'"
+    message = rf"client {bad}, round 1, local_update: MethodError: client.state .* without '/', got 'control/global'"
     with pytest.raises(ClientError, match=message) as caught:
         rayfl.run(config)
     assert "faulty.py" in str(caught.value)
@@ -104,7 +104,7 @@ def test_retries_count_processes_that_ended(tmp_path: Path) -> None:
     rayfl.run(once)
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "once"))
     always = experiment(tmp_path, "always", "quit", [[1, bad]], num_actors=2) | {"max_failures": 0, "clients": policy}
-    with pytest.raises(ClientError, match=f"client {bad}, round 1, local_update: its process ended.*tried 2 times"):
+    with pytest.raises(ClientError, match=f"client {bad}, round 2, local_update: its process ended.*tried 2 times"):
         rayfl.run(always)
 
 
@@ -129,7 +129,7 @@ def test_without_a_policy_the_message_names_the_client_that_was_at_work(tmp_path
     bad = cohorts(small_experiment(tmp_path, "x", "scaffold", backend="inline"))[1][1]
     config = experiment(tmp_path, "run", "quit", [[1, bad]], num_actors=1) | {"clients": {}}
     killer = ActorKiller(after_round=-1, delay_s=0)  # only listens
-    with pytest.raises(RunError, match=rf"after 4 failures.*\(it had local_update of client {bad} in round 1\)"):
+    with pytest.raises(RunError, match=rf"after 4 failures.*\(it had local_update of client {bad} in round 2\)"):
         rayfl.run(config, callbacks=[killer])
     assert len(killer.failures) == 3
 

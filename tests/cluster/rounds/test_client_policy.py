@@ -112,7 +112,7 @@ def test_a_client_that_fails_after_it_has_contributed_takes_no_part_either(
 def test_a_method_that_needs_every_client_says_so(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(monkeypatch, {(1, client) for client in range(6)})
     config = small_experiment(tmp_path, "needed", method, backend="inline") | {"clients": SKIP}
-    with pytest.raises(ClientError, match=r"client \d, round 1, \w+: .*made up; this pass .* needs every one"):
+    with pytest.raises(ClientError, match=r"client \d, round 2, \w+: .*made up; this pass .* needs every one"):
         rayfl.run(config)
 
 
@@ -153,7 +153,7 @@ def test_without_a_policy_a_client_that_fails_ends_the_run_which_may_then_go_on_
     config = small_experiment(tmp_path, "run", "scaffold", backend="inline")
     bad = cohorts(config)[2][0]
     config["algorithm"] = {"name": "tests.support.faulty:Faulty", "failing": [[2, bad]], "how": how}
-    with pytest.raises(ClientError, match=f"client {bad}, round 2, local_update"):
+    with pytest.raises(ClientError, match=f"client {bad}, round 3, local_update"):
         rayfl.run(config)
     result = rayfl.run(config | {"clients": SKIP})
     assert result.rounds_completed == 4
@@ -173,7 +173,7 @@ def test_retries_give_the_bits_of_a_run_without_the_failure_and_end(after: str, 
     always = small_experiment(tmp_path, "always", "scaffold", backend="inline")
     always |= {"algorithm": faulty, "clients": policy}
     if after == "fail":
-        with pytest.raises(ClientError, match=f"client {bad}, round 1"):
+        with pytest.raises(ClientError, match=f"client {bad}, round 2"):
             rayfl.run(always)
     else:
         assert [(row["round"], row["client"]) for row in rayfl.run(always).skipped.to_pylist()] == [(2, bad)]
@@ -230,6 +230,6 @@ def test_an_actor_that_hangs_counts_as_dead(tmp_path: Path) -> None:
     rayfl.run(config | {"algorithm": hanging | {"marker": str(tmp_path / "hung-once")}}, callbacks=[killer])
     assert len(killer.failures) == 1
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "hung"))
-    message = rf"no answer within clients.deadline_s=4 s \(it had local_update of client {bad} in round 2\)"
+    message = rf"no answer within clients.deadline_s=4 s \(it had local_update of client {bad} in round 3\)"
     with pytest.raises(RunError, match=message):
         rayfl.run(config | {"name": "gone", "algorithm": hanging, "max_failures": 0})

@@ -163,7 +163,7 @@ def test_a_method_of_ones_own_that_fails_newcomers_is_found_out_before_the_first
             rounds.append(rounds_completed)
 
     content = experiment(tmp_path, method="tests.support.own_methods:NoNewcomers")
-    with pytest.raises(ClientError, match=r"client 9, round 0, newcomer_predictors: IndexError"):
+    with pytest.raises(ClientError, match=r"client 9, round 1, newcomer_predictors: IndexError"):
         rayfl.run(content, callbacks=[Watch()])
     assert not rounds
 
