@@ -43,7 +43,7 @@ LAMBDA, MU, NU, RHO, TAU, THETA, DELTA_T = (
 )
 """The papers' symbols. Matplotlib's formulas are switched off, for the sake of names that look like some."""
 
-_LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN, _LEGEND_SERIF_IN = 0.5, 0.075, 0.056
+_LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN, _LEGEND_SERIF_IN = 0.65, 0.075, 0.056
 """About how much room an entry of a legend takes, in inches at 9 points; papers' letters are narrower."""
 _LEGEND_LINES, _LEGEND_LINE_IN = 3, 0.2
 """How many lines of a legend figures have room for, and the height of one in inches at 9 points."""
@@ -54,6 +54,7 @@ COMMON: Any = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "legend.frameon": False,
+    "legend.handlelength": 3.2,  # long enough to tell dashes apart
     "svg.fonttype": "none",
     **PLAIN_TEXT,
     "svg.hashsalt": "rayfl",
