@@ -220,7 +220,9 @@ class CustomTask(TaskSection):
 
 
 def task_named_by_object(content: Any) -> Any:
-    """``{name: my_module:MyTask}`` as ``{name: custom, factory: my_module:MyTask}``; everything else as it is."""
+    """``{name: my_module:MyTask}`` as ``{name: custom, factory: my_module:MyTask}``; without a name classification."""
+    if isinstance(content, dict) and "name" not in content:
+        return {"name": "classification", **content}
     if isinstance(content, dict) and names_an_object(content.get("name")) and "factory" not in content:
         return {**content, "name": "custom", "factory": content["name"]}
     return content

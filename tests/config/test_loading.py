@@ -93,6 +93,12 @@ def test_missing_sections_and_names() -> None:
     assert "dataset: needs a name" in text
 
 
+def test_a_task_without_a_name_is_the_default_one() -> None:
+    chosen = load_config(Experiment, "quickstart", ["task.metrics=[auroc]"])
+    assert (chosen.task.name, chosen.task.metrics) == ("classification", ("auroc",))
+    assert chosen == load_config(Experiment, "quickstart", ["task=classification", "task.metrics=[auroc]"])
+
+
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".hidden", "x" * 101, "a\0b"])
 def test_run_names_cannot_leave_the_storage_path(name: str) -> None:
     with pytest.raises(ConfigError, match="name"):
