@@ -19,7 +19,7 @@ from rayfl.report.rows import (
 from rayfl.report.significance import PairTest, left_out, over_clients, over_seeds
 from rayfl.results.personalized import FINETUNED_ROW
 from rayfl.runs.loading import Run
-from rayfl.runs.measured import Measured
+from rayfl.runs.measured import Measured, Phase
 from rayfl.runs.rows import PERSONALIZED
 
 
@@ -70,7 +70,7 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
         (
             run,
             f"left out, {_who(run.measured)} were never evaluated on {run.measured.split} data{run.measured.when} "
-            f"({run.rounds_completed} of {run.total_rounds} rounds are done)",
+            f"({run.rounds_completed} of {run.total_rounds} rounds are done){_at_another_moment(run)}",
         )
         for run in runs
         if not final_by_key(run)
@@ -154,6 +154,13 @@ def _gathered(notes: Iterable[tuple[Run, str]]) -> list[str]:
 
 def _who(measured: Measured) -> str:
     return {"all": "its clients", "selected": "its cohorts", "unseen": "its held-out clients"}[measured.cohort]
+
+
+def _at_another_moment(run: Run) -> str:
+    """Returns which other phase the run has been evaluated in, if it has."""
+    other: Phase = "trained" if run.measured.phase == "received" else "received"
+    measured = replace(run.measured, phase=other)
+    return f"; --phase {other} has such evaluations" if final_by_key(run.viewed(measured=measured)) else ""
 
 
 def _partners(groups: Sequence[Group], tests: Sequence[PairTest], tested: Metric) -> list[str]:

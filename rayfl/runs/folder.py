@@ -53,7 +53,10 @@ class RunFolder(Run):
 
     def _missing(self, name: str) -> pa.Table:
         if name in ("rounds", "clients"):
-            raise RunError(f"{name}.parquet in {self.uri} is missing: the run has not been committed yet, run it first")
+            raise RunError(
+                f"{name}.parquet in {self.uri} is missing: the run has not been committed yet, or the file "
+                "was deleted; `rayfl run` with its folder goes on, and writes it"
+            )
         return super()._missing(name)
 
     @cached_property

@@ -274,3 +274,9 @@ def test_the_best_round_is_marked_and_never_the_best_or_tested(runs: list[Run]) 
     }
     official = replace(comparison, groups=[Group("", [run.viewed(Measured("official"))]) for run in runs[:1]])
     assert any(row["seen_test"] for row in numbers({"": official}) if row["metric"] == "top1_best_round")
+
+
+def test_cohorts_that_were_evaluated_at_another_moment_are_said_to_have_been(runs: list[Run]) -> None:
+    cohorts = [run.viewed(measured=Measured(cohort="selected")) for run in (runs[0], runs[2])]
+    with pytest.raises(RunError, match=r"its cohorts were never evaluated on test data .*; --phase trained has such"):
+        compare(cohorts)
