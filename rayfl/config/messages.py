@@ -51,7 +51,8 @@ def _message(problem: Any, dotted: str, path: Sequence[str], owners: Sequence[ty
     kind, context, value = problem["type"], problem.get("ctx", {}), problem["input"]
     if kind == "extra_forbidden":
         fields = sorted({field for owner in owners for field in owner.model_fields})
-        return f"unknown{nearest(path[-1], fields)}; allowed: {', '.join(fields)}"
+        meant = _in_sections(path[-1], owners) or nearest(path[-1], fields)
+        return f"unknown{meant}; allowed: {', '.join(fields)}"
     if kind == "union_tag_invalid":
         names = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
         given = str(context["tag"])
@@ -95,6 +96,17 @@ def _walk(location: Sequence[Any], schema: type[BaseModel]) -> tuple[list[str], 
         annotations = [m.model_fields[part].annotation for m in here if part in m.model_fields]
         here = [model for annotation in annotations for model in _models(annotation)]
     return path, owners
+
+
+def _in_sections(word: str, owners: Sequence[type[BaseModel]]) -> str:
+    """`` (did you mean section.word?)`` where sections have the option, else nothing."""
+    found = {
+        f"{field}.{word}"
+        for owner in owners
+        for field, about in owner.model_fields.items()
+        if any(word in model.model_fields for model in _models(about.annotation))
+    }
+    return f" (did you mean {' or '.join(sorted(found))}?)" if found else ""
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -93,6 +93,12 @@ def test_missing_sections_and_names() -> None:
     assert "dataset: needs a name" in text
 
 
+def test_an_option_without_its_section_is_found() -> None:
+    text = problems("quickstart", "rounds=2", "alpha=0.1")
+    assert "rounds: unknown (did you mean train.rounds?)" in text
+    assert "alpha: unknown (did you mean " in text and "partition.alpha" in text
+
+
 def test_a_task_without_a_name_is_the_default_one() -> None:
     chosen = load_config(Experiment, "quickstart", ["task.metrics=[auroc]"])
     assert (chosen.task.name, chosen.task.metrics) == ("classification", ("auroc",))
