@@ -87,6 +87,7 @@ class Limbs:
         device = next((part.device for part in parts if part.device.type != "cpu"), CPU)
         limbs = _if_there_is_room(lambda: begin(device), lambda: begin(CPU))
         limbs.add(summands)
+        limbs._forget_the_first()
         return limbs
 
     def on(self, device: torch.device, copy: bool = False) -> Limbs:
@@ -114,7 +115,8 @@ class Limbs:
                 first, alike = self.common
                 compare(first[start:stop], own, alike[start:stop])
             start = stop
-        self._forget_the_first()
+        if isinstance(self.high, np.ndarray):  # elsewhere to ask is to wait
+            self._forget_the_first()
 
     def _add_rows(self, summands: Sequence[Summand], weights: Sequence[float]) -> None:
         """Adds small trees, each a row of one array."""

@@ -108,6 +108,20 @@ def test_what_is_known_of_leaves_is_not_looked_at_again() -> None:
     assert_equal(mean, expected.mean())
 
 
+def test_what_all_summands_agree_on_is_asked_for_once() -> None:
+    found = []
+    with elsewhere() as device:
+        tree = move_trees([{"a": torch.ones(1000)}], device)[0]
+        for count in (8, 48):  # 16 are added at a time
+            total = ExactSum()
+            with Launches() as counted:
+                for _ in range(count):
+                    total.add(Weighted(tree, 1))
+                total.mean()
+            found.append(dict(counted.waits))
+    assert found[0] == found[1]
+
+
 def test_augmented_mini_batches_are_not_waited_for() -> None:
     augmentation = Augmentation(AugmentConfig(crop=1, flip=True), torch.rand(3))
     one = request(examples(25, InputSpec("image", (3, 5, 5), 2), 0), two_layers().network.initialize(0))
