@@ -91,7 +91,7 @@ def test_samples_that_would_end_a_context_do_not_reach_the_device(mode: str) -> 
     with elsewhere() as device:
         own = replace(ragged_toy(mode, device), dataset=ListDataset([(x, y.clamp(max=2)), (x, y)]))
         own.federation._policy = ClientsConfig(on_error="skip")
-        wrong = r"client 1, round 0, .*client 1 \(1\), train: the label of sample 5 is 3, but .* 3 classes"
+        wrong = r"client 1, round 1, .*client 1 \(1\), train: the label of sample 5 is 3, but .* 3 classes"
         with pytest.raises(ClientError, match=wrong):
             own.step([0, 1])
         assert not context().lost

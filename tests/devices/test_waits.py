@@ -111,12 +111,13 @@ def test_what_is_known_of_leaves_is_not_looked_at_again() -> None:
 def test_what_all_summands_agree_on_is_asked_for_once() -> None:
     found = []
     with elsewhere() as device:
-        tree = move_trees([{"a": torch.ones(1000)}], device)[0]
+        trees = move_trees([{"a": torch.ones(200_000)}] * 48, device)
+        known = extremes_of(trees)
         for count in (8, 48):  # 16 are added at a time
             total = ExactSum()
             with Launches() as counted:
-                for _ in range(count):
-                    total.add(Weighted(tree, 1))
+                for tree in trees[:count]:
+                    total.add(Weighted(tree, 1), known)
                 total.mean()
             found.append(dict(counted.waits))
     assert found[0] == found[1]
