@@ -32,7 +32,7 @@ class SuPerFed(TrainedNewcomers):
     keeps w^f near the received w^g and the ends apart. ``mm`` mixes all layers with one lambda, ``lm`` draws one
     a layer. Before that round it trains w^f alone.
 
-    Server: w^g. Client: w^l, never sent. Down: w^g. Up: w^f and n_k. Evaluated: lambda = 0 (global), 0.1, ..., 1 (local).
+    Server: w^g. Client: w^l, never sent. Down: w^g. Up: w^f, n_k. Evaluated: lambda = 0 (global), 0.1, ..., 1 (local).
 
     References:
         Hahn, Jeong, Lee: Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022, Algorithm 1
