@@ -42,24 +42,25 @@ class Algorithm(BaseModel):
 
     Class attributes:
         personalized: the row of the results that is the method's personalized model: one of :meth:`predictors`.
-        personalized_later: whether that row is not in the first evaluations yet, as one of fine-tuning after the last
-            round; without it, a first evaluation that lacks the row ends the run.
+        personalized_later: whether the first evaluations lack that row, as one of fine-tuning after the last round;
+            without it, a first evaluation that lacks the row ends the run.
         sweep: prefix of rows ``<sweep>=<value>`` among which one is chosen, or None.
         citation: where the method is from.
         client_keeps: what a client keeps from round to round, in the paper's symbols; ``-`` for nothing.
         server_keeps: what the server keeps.
         mixes_architectures: whether clients may have different architectures (``model.candidates``).
         no_private_norm: values of ``train.private_norm`` that the method cannot have, and why.
-        train_settings: options of the section ``train`` that are part of the method, with their values. A configuration
-            that leaves one out gets the method's; one that gives another value is refused.
-        asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and for no
-            others: a client of the cohort may have begun from the server's tree of an earlier round.
-        needs_everyone: why every client must be in every round, so that no simulated device may leave it; else empty.
-        averages_replies: whether the server averages, tensor by tensor, what clients send it one by one
-            (:meth:`algorithms.clients.Clients.map`): of adapters the error of that is reported (``product_error``).
+        train_settings: options of the section ``train`` that are part of the method, with their values: what is left
+            out gets them, another value is refused.
+        asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and no others:
+            a client of the cohort may have begun from the server's tree of an earlier round.
+        needs_everyone: why every client must be in every round, which no simulated device may then leave; else empty.
+        averages_replies: whether the server averages what clients send one by one (``Clients.map``), tensor by tensor:
+            of adapters the error of that is reported (``product_error``).
         needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
         newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in symbols.
         no_newcomers: why such a client can have nothing; empty where it has something.
+        no_privacy: why clipping and noise (section ``privacy``) cannot make its messages private; empty where they can.
         running_statistics: why those of batch normalization do not fit the models that are scored; else empty.
     """
 
@@ -81,6 +82,7 @@ class Algorithm(BaseModel):
     needs: ClassVar[Mapping[Trait, str]] = {}
     newcomer: ClassVar[str] = "what a client never sampled has"
     no_newcomers: ClassVar[str] = ""
+    no_privacy: ClassVar[str] = "its clients send something else than changes of one model, of which a mean is taken"
     running_statistics: ClassVar[str] = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -147,8 +149,8 @@ class Algorithm(BaseModel):
     def course(self, round: int, rounds: int) -> Any:
         """What the method does in a round because of how many rounds there are; None where that makes no difference.
 
-        A run may be given more rounds if this is the same, for all rounds that are done, as if it had had them from
-        the start. A method that reads ``context.rounds`` returns here what it makes of it.
+        A run may be given more rounds if this stays the same for all rounds that are done. A method that reads
+        ``context.rounds`` returns here what it makes of it.
 
         Args:
             round: t, 0-indexed.
@@ -171,8 +173,8 @@ class Algorithm(BaseModel):
     def sent(self, server: Tree) -> Tree:
         """Returns what of the server's tree clients are sent in a round.
 
-        Where rounds have no barrier it is kept for the clients that began with it (``Clients.received``). The first
-        messages on simulated devices are taken to be as long.
+        Without a barrier it is kept for the clients that began with it (``Clients.received``). The first messages on
+        simulated devices are taken to be as long.
         """
         return server
 
@@ -188,12 +190,9 @@ class Algorithm(BaseModel):
         """Returns how a client's training changed the last linear layer, for the variance of updates over the cohort.
 
         Args:
-            trained: what the client sends back.
+            trained: what the client sends back; its change may have any shape, and is None without such a layer.
             received: what was broadcast to all.
             task: names the layer.
-
-        Returns:
-            A tensor of any shape; None for a method without such a layer at the server.
         """
         return None
 
@@ -256,6 +255,7 @@ class Averaging(Algorithm):
     """A method whose server averages what its clients trained (the skeleton of federated averaging)."""
 
     newcomer: ClassVar[str] = "w"
+    no_privacy: ClassVar[str] = ""
 
     aggregation: Aggregation = setting(
         "samples",

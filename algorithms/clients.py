@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.aggregation.privacy import reference_of, released
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
@@ -88,6 +89,7 @@ class Clients(ABC):
         self._task = task
         self._context = context
         self._samples = np.append(samples, samples[: context.num_clients].sum())
+        self._releases = 0
 
     @abstractmethod
     def call(self, call: Call) -> Replies:
@@ -149,15 +151,17 @@ class Clients(ABC):
 
         Raises:
             ClientError: when the contributions have no mean together, as trees of different structures.
-            MethodError: when ``procedure`` is not asynchronous.
+            MethodError: when ``procedure`` is not asynchronous, or clients' messages cannot be private as asked.
         """
+        self._check_private("mean", also is None)
         total = ExactSum()
         if also is not None:
             total.add(also)
         call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
         for part in self.call(call).totals.values():
             merge(total, part, self._context.round, call.procedure)
-        return total.mean()
+        privacy, found = self._context.privacy, total.mean()
+        return self._released(found, broadcast, total.count) if privacy.on else found
 
     def means(
         self,
@@ -172,6 +176,7 @@ class Clients(ABC):
         Reduced on the actors: one partial sum an actor and group travels. That a client names its group costs, like
         its weight, nothing.
         """
+        self._check_private("means")
         totals = self.call(_call("mean", procedure, cohort, broadcast, payloads, required=required)).totals
         return {group: totals[group].mean() for group in sorted(totals)}
 
@@ -198,8 +203,25 @@ class Clients(ABC):
         Raises:
             MethodError: when ``procedure`` is not asynchronous.
         """
+        self._check_private("map")
         call = _call("map", procedure, cohort, broadcast, payloads, counted, required)
         return dict(sorted(self.call(call).values.items()))
+
+    def _check_private(self, kind: str, alone: bool = True) -> None:
+        """Refuses, under ``privacy``, everything but one mean a round, of clients alone."""
+        if not self._context.privacy.on:
+            return
+        self._releases += 1
+        if kind != "mean" or not alone or self._releases > 1:
+            asked = f"Clients.{kind}" if alone else "Clients.mean(also=...)"
+            why = "privacy: one mean a round over clients (Clients.mean) is private, and nothing else that they send"
+            raise MethodError(f"{why}; this is {asked}, call {self._releases} of the round")
+
+    def _released(self, mean: Tree, broadcast: Tree, count: int) -> Tree:
+        privacy, context = self._context.privacy, self._context
+        deviation = privacy.noise_multiplier * (privacy.clip_norm or 0)
+        noise = context.streams.generator("privacy", context.round)
+        return released(mean, reference_of(mean, broadcast), count, context.cohort_size, deviation, noise)
 
     @abstractmethod
     def on_server(self, procedure: Procedure, given: Tree) -> Tree:

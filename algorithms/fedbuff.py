@@ -31,6 +31,7 @@ class Buffered(Averaging):
     """
 
     asynchronous: ClassVar[bool] = True
+    no_privacy: ClassVar[str] = "its server counts and weighs updates as they arrive"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(
         "uniform",

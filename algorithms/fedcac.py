@@ -95,6 +95,7 @@ class FedCAC(Averaging):
 
     name: Literal["fedcac"] = "fedcac"
     personalized: ClassVar[str] = "personalized"
+    no_privacy: ClassVar[str] = "its clients send models and masks one by one, and the server compares them"
     citation: ClassVar[str] = "Wu et al., ICCV 2023"
     server_keeps: ClassVar[str] = "w, M_k, g_k"
     newcomer: ClassVar[str] = "w"

@@ -45,6 +45,7 @@ class FedDBE(Averaging):
 
     name: Literal["feddbe"] = "feddbe"
     personalized: ClassVar[str] = "personalized"
+    no_privacy: ClassVar[str] = "its clients send mean features, too, weighted by their samples"
     citation: ClassVar[str] = "Zhang et al., NeurIPS 2023"
     needs: ClassVar[Mapping[Trait, str]] = {"features": "a mean of the features of samples is kept apart"}
     client_keeps: ClassVar[str] = "m_k"

@@ -48,6 +48,7 @@ class FedDF(FineTuned):
 
     name: Literal["feddf"] = "feddf"
     citation: ClassVar[str] = "Lin et al., NeurIPS 2020"
+    no_privacy: ClassVar[str] = "its server takes a mean for each architecture, and has clients teach it afterwards"
     needs: ClassVar[Mapping[Trait, str]] = {"distribution": "the server distills probabilities of classes"}
     server_keeps: ClassVar[str] = "w, U"
     mixes_architectures: ClassVar[bool] = True

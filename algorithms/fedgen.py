@@ -78,6 +78,7 @@ class FedGen(FineTuned):
 
     name: Literal["fedgen"] = "fedgen"
     citation: ClassVar[str] = "Zhu et al., ICML 2021"
+    no_privacy: ClassVar[str] = "its clients send how many samples of each class they have"
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "the generator makes features of each class"}
     server_keeps: ClassVar[str] = "w, G, its moments"
 

@@ -72,6 +72,7 @@ class FedPAC(PartialModel):
 
     name: Literal["fedpac"] = "fedpac"
     citation: ClassVar[str] = "Xu et al., ICLR 2023"
+    no_privacy: ClassVar[str] = "its clients send mean features by class, too, and get mixtures of heads"
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "features are pulled to mean features by class"}
     client_keeps: ClassVar[str] = "P_k"
     server_keeps: ClassVar[str] = "G, c_y, mean of P_k"

@@ -165,7 +165,7 @@ class FedPHP(Averaging):
             return self.macro_momentum
         if self.momentum_schedule == "c":
             return context.round / context.rounds
-        cohort = (context.smallest_cohort + context.cohort_size) / 2
+        cohort = context.mean_cohort
         expected = max(int(cohort * context.rounds / context.num_clients), 1)
         counted = selections + (self.count == "after")
         return min(self.macro_momentum * counted / expected, self.momentum_clip)

@@ -113,6 +113,7 @@ class Floco(Averaging):
 
     name: Literal["floco"] = "floco"
     personalized: ClassVar[str] = "personalized"
+    no_privacy: ClassVar[str] = "its clients send gradients one by one, by which their subregions are assigned"
     citation: ClassVar[str] = "Grinwald et al., NeurIPS 2024"
     client_keeps: ClassVar[str] = "-"
     server_keeps: ClassVar[str] = "body, theta_m, alpha_k"

@@ -34,6 +34,7 @@ class HypCluster(FineTuning):
 
     name: Literal["hypcluster"] = "hypcluster"
     personalized: ClassVar[str] = "personalized"
+    no_privacy: ClassVar[str] = "each client says which model fits its samples best"
     citation: ClassVar[str] = "Mansour et al., arXiv 2020"
     server_keeps: ClassVar[str] = "w^1..w^q"
     newcomer: ClassVar[str] = "the model of the cluster that fits it best"

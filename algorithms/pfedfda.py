@@ -54,6 +54,7 @@ class PFedFDA(Averaging):
 
     name: Literal["pfedfda"] = "pfedfda"
     personalized: ClassVar[str] = "personalized"
+    no_privacy: ClassVar[str] = "its clients send covariances of features, which with noise are none any more"
     citation: ClassVar[str] = "McLaughlin and Su, NeurIPS 2024"
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "features have a Gaussian for each class"}
     server_keeps: ClassVar[str] = "G, mu_y, Sigma"

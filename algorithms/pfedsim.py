@@ -70,6 +70,7 @@ class PFedSim(Averaging):
 
     name: Literal["pfedsim"] = "pfedsim"
     personalized: ClassVar[str] = "personalized"
+    no_privacy: ClassVar[str] = "its clients send models one by one, and the server compares them"
     citation: ClassVar[str] = "Tan et al., arXiv 2023"
     server_keeps: ClassVar[str] = "w, (G_k, P_k), s_ij"
     newcomer: ClassVar[str] = "w, in the second phase after a local update"

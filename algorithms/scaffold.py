@@ -56,6 +56,9 @@ class Scaffold(Algorithm):
 
     name: Literal["scaffold"] = "scaffold"
     citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    no_privacy: ClassVar[str] = (
+        "its clients send changes of control variates, too, and its server counts the clients of a round"
+    )
     client_keeps: ClassVar[str] = "c_k"
     server_keeps: ClassVar[str] = "w, c"
     newcomer: ClassVar[str] = "w"

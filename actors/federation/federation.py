@@ -117,6 +117,7 @@ class Federation(Clients):
         self.trained_scores = {}
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
         self._participation.begin_again()
+        self._releases = 0
 
     @property
     def absent(self) -> Mapping[int, Failure]:

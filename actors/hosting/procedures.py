@@ -17,6 +17,7 @@ from actors.hosting.state import Signature
 from actors.hosting.storing import Storing
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.magnitudes import check_finite
+from rayfl.aggregation.privacy import limited
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
@@ -120,7 +121,7 @@ class Procedures:
 
         own.running.begin(list(clients))
         outcomes = run_procedures(coroutines, own.engine, own.running.switch_to, check_inputs)
-        outcomes = {id: self._keep_private(clients[id], outcome) for id, outcome in outcomes.items()}
+        outcomes = {id: self._limited(self._keep_private(clients[id], found)) for id, found in outcomes.items()}
         scored = self._scored_together(clients, outcomes)
         self._storing.finish()  # the states of the clients before were copied while these steps were launched
         following = self._next
@@ -243,6 +244,16 @@ class Procedures:
             return self._own.norm.kept_back(outcome, client.state)
         except ValueError as error:
             return MethodError(f"{job.procedure} {error}")
+
+    def _limited(self, outcome: Any) -> Any:
+        """Clips a client's message (``privacy.clip_norm``)."""
+        bound = self._own.context.privacy.clip_norm
+        if bound is None or self._job.kind != "mean" or not isinstance(outcome, Weighted):
+            return outcome
+        try:
+            return limited(outcome, self._common, bound)
+        except ValueError as error:
+            return MethodError(f"privacy: {self._job.procedure} {error}")
 
     def _scored_together(self, clients: Mapping[int, Client], outcomes: Mapping[int, Any]) -> dict[int, SplitScores]:
         """Returns the scores of predictors that can be scored in stacks of clients.

@@ -97,6 +97,11 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
     config = as_recorded(content, lambda known, values: load_config(Experiment, known, {**values, **new}))
     changed = [path for path in _FIXED if getattr(config, path) != getattr(source.config, path)]
     changed += [f"train.{o}" for o in _FIXED_OF_TRAIN if getattr(config.train, o) != getattr(source.config.train, o)]
+    if config.privacy != source.config.privacy:
+        changed.append("privacy")
+    if config.privacy.on:  # epsilon is that of equal rounds
+        sampled = ("clients_per_round", "sampling")
+        changed += [f"train.{o}" for o in sampled if getattr(config.train, o) != getattr(source.config.train, o)]
     if config.evaluation.unseen_clients != source.config.evaluation.unseen_clients:
         changed.append("evaluation.unseen_clients")
     if config.algorithm.name != source.config.algorithm.name:

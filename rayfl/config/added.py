@@ -35,6 +35,7 @@ ADDED: Mapping[str, Any] = {
     "model.projection": None,
     "partition.classes_per_client": None,
     "partition.iid_share": None,
+    "privacy": {"clip_norm": None, "noise_multiplier": 0.0, "delta": None},
     "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],
     "train.dampening": 0.0,
@@ -44,6 +45,7 @@ ADDED: Mapping[str, Any] = {
     "train.min_clients_per_round": None,
     "train.nesterov": False,
     "train.optimizer": "sgd",
+    "train.sampling": "fixed",
     "train.schedule": None,
     "train.shuffle": True,
 }

@@ -23,6 +23,7 @@ from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.registry import DatasetConfig
 from rayfl.engine.engine import EngineConfig
+from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.task_sections import ClassificationSection, TaskConfig
 from rayfl.errors import ConfigError
@@ -60,6 +61,9 @@ class ExperimentConfig(Section):
     )
     model: ModelConfig = Field(description="the network")
     train: TrainConfig = Field(default=TrainConfig(), description="rounds, cohort, local SGD")
+    privacy: PrivacyConfig = Field(
+        default=PrivacyConfig(), description="user-level differential privacy of what clients send"
+    )
     evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="what is measured")
     engine: EngineConfig = Field(default=EngineConfig(), description="how local updates are executed")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="which processes run the clients")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rayfl.data.images.augment import Augmentation
+from rayfl.engine.cohorts import cohort_of
+from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.randomness import RandomStreams
 
@@ -26,6 +28,7 @@ class RoundContext:
             client, if it was an earlier one: its model is so much older.
         unseen: how many further clients are held out from training.
         unseen_epochs: local epochs of such a client when it joins; None: those of ``train``.
+        privacy: limits of what clients send, and noise.
     """
 
     round: int
@@ -38,6 +41,7 @@ class RoundContext:
     started: Mapping[int, int] = field(default_factory=dict)
     unseen: int = 0
     unseen_epochs: int | None = None
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     @property
     def newcomers(self) -> range:
@@ -50,12 +54,26 @@ class RoundContext:
 
     @property
     def cohort_size(self) -> int:
-        """m, how many clients are sampled in a round; the most where that changes."""
+        """m, how many clients are sampled in a round; the most where that changes, the mean with Poisson sampling."""
         wanted = self.train.clients_per_round
         return self.num_clients if wanted == "all" else min(wanted, self.num_clients)
 
     @property
     def smallest_cohort(self) -> int:
         """How many clients are sampled in a round at least."""
+        if self.train.sampling == "poisson":
+            return self.num_clients if self.cohort_size == self.num_clients else 0
         least = self.train.min_clients_per_round
         return self.cohort_size if least is None else min(least, self.cohort_size)
+
+    @property
+    def mean_cohort(self) -> float:
+        """How many clients are sampled in a round on average."""
+        poisson = self.train.sampling == "poisson"
+        return self.cohort_size if poisson else (self.smallest_cohort + self.cohort_size) / 2
+
+    def cohort(self, round: int) -> list[int]:
+        """Returns the clients sampled in a round, ascending; the same for every method."""
+        train = self.train
+        sizes = (train.clients_per_round, train.min_clients_per_round)
+        return cohort_of(self.streams, round, self.num_clients, *sizes, train.sampling)

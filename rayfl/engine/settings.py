@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rayfl.engine.batches import epoch_samples, num_steps
+from rayfl.engine.cohorts import Sampling
 from rayfl.engine.optimizers import OptimizerName, Rule
 from rayfl.engine.schedules import Cosine, Schedule
 from rayfl.models.private_norm import PrivateNormPolicy
@@ -26,6 +27,11 @@ class TrainConfig(BaseModel):
         ge=1,
         description="a round's cohort has from this number to clients_per_round clients, each size as likely; null: "
         "always clients_per_round",
+    )
+    sampling: Sampling = Field(
+        "fixed",
+        description="fixed: a round's cohort has clients_per_round clients; poisson: every client is in it with "
+        "probability clients_per_round / K, by itself, so that clients_per_round is the mean",
     )
     local_epochs: int = Field(5, ge=0, description="passes over a client's training data in a round (E)")
     batch_size: int | None = Field(10, ge=1, description="local mini-batch size (B); null: all of a client's samples")
@@ -151,6 +157,12 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"min_clients_per_round={least} is more than clients_per_round={most}: raise that, or drop it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sizes_of_the_sampling(self) -> TrainConfig:
+        if self.sampling == "poisson" and self.min_clients_per_round is not None:
+            raise ValueError("sampling=poisson draws cohorts of any size: leave min_clients_per_round out")
         return self
 
     @model_validator(mode="after")

@@ -41,6 +41,7 @@ from rayfl.experiment.evaluated import (
     check_official_test,
     check_unseen,
 )
+from rayfl.experiment.privacy import check_privacy
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree, num_bytes
@@ -138,6 +139,7 @@ class Parts:
             augmentation=self.augmentation,
             unseen=self.num_unseen,
             unseen_epochs=self.config.evaluation.unseen_epochs,
+            privacy=self.config.privacy,
         )
 
     @cached_property
@@ -189,9 +191,7 @@ class Parts:
 
     def cohort(self, round: int) -> list[int]:
         """The clients sampled in a round, ascending; the same for every method."""
-        context = self.context
-        least = None if self.config.train.min_clients_per_round is None else context.smallest_cohort
-        return self.streams.drawn("sampling", round, self.num_clients, context.cohort_size, least)
+        return self.context.cohort(round)
 
     def evaluated(self, rounds_completed: int) -> list[int] | None:
         """Returns the clients that are scored after a number of rounds, ascending; the same for every method.
@@ -279,6 +279,7 @@ class Parts:
         if self.num_unseen:
             check_unseen(self.config)
         check_system(self.config, self.devices, available)
+        check_privacy(self.config, self.context)
         if self.schedule is not None and self.buffered:  # a first plan finds what is wrong with lists and traces
             self.schedule.plan(0, self.first_clock(self.initial_server()))
         remarks = [*algorithm.idle_settings(), *algorithm.remarks(self.context)]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.privacy import epsilon
 from rayfl.errors import RunError
-from rayfl.results.personalized import PersonalizedRows
+from rayfl.results.personalized import PersonalizedRows, recorded_clients
 from rayfl.results.schemas import DAMAGE_SCHEMA, SKIPPED_SCHEMA, metrics_of
 
 
@@ -35,6 +36,18 @@ class Result:
     partition: str = ""
     skipped: pa.Table = field(default_factory=SKIPPED_SCHEMA.empty_table)
     damage: pa.Table = field(default_factory=DAMAGE_SCHEMA.empty_table)
+
+    @property
+    def epsilon(self) -> float | None:
+        """Returns epsilon of user-level differential privacy after the rounds done; None without noise.
+
+        Raises:
+            ImportError: opacus is not installed.
+        """
+        clients = recorded_clients(self.rounds)
+        if not self.config.privacy.noise_multiplier or clients is None:
+            return None
+        return epsilon(self.config.privacy, self.config.train, clients, self.rounds_completed)
 
     def score(self, metric: str | None = None) -> float:
         """The personalized model's mean of a metric over all clients, on test data after the last evaluation.

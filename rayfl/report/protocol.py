@@ -20,6 +20,9 @@ _OPTIONS = {
     "model": "model {}",
     "train.clients_per_round": "{} clients a round",
     "train.min_clients_per_round": "at least {} of them",
+    "train.sampling": "{} sampling",
+    "privacy.clip_norm": "messages clipped at {}",
+    "privacy.noise_multiplier": "noise multiplier {}",
     "train.local_epochs": "local epochs: {}",
     "train.batch_size": "batches of {}",
     "train.optimizer": "{}",
@@ -27,6 +30,8 @@ _OPTIONS = {
     "train.momentum": "momentum {}",
 }
 """What a protocol says, in this order, where all runs have it alike."""
+_USUAL = {"train.sampling": "fixed", "privacy.noise_multiplier": 0.0}
+"""Values that go without saying."""
 
 
 def caption(comparison: Comparison) -> str:
@@ -128,6 +133,6 @@ def _capital(text: str) -> str:
 
 def _value(run: Run, path: str) -> Any:
     found = value_at(run.content, path)
-    if found is ABSENT:
+    if found is ABSENT or found == _USUAL.get(path, ABSENT):
         return None
     return described(found) if isinstance(found, Mapping) else found

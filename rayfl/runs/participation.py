@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayfl.engine.cohorts import cohort_of
 from rayfl.randomness import RandomStreams
 from rayfl.runs.loading import Run
 from rayfl.runs.rows import attendance
@@ -29,12 +30,12 @@ def participants(run: Run) -> pa.Table | None:
     if count is None or wanted is None or simulated or begun != [0] or "skipped" in run.damage["lost"].to_pylist():
         return None
     absent = {(row["round"], row["client"]) for row in left_out(run.skipped).select(["round", "client"]).to_pylist()}
-    streams, size = RandomStreams(run.seed), count if wanted == "all" else min(int(wanted), count)
-    least = run.content["train"].get("min_clients_per_round")
+    train, streams = run.content["train"], RandomStreams(run.seed)
+    options = (wanted, train.get("min_clients_per_round"), train.get("sampling", "fixed"))
     found = [
         (round + 1, client)
         for round in range(run.rounds_completed)
-        for client in streams.drawn("sampling", round, count, size, None if least is None else min(least, size))
+        for client in cohort_of(streams, round, count, *options)
         if (round + 1, client) not in absent
     ]
     seen = attendance(run.clients).select(["round", "client"]).to_pylist()

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from rayfl.engine.privacy import promise
 from rayfl.experiment.result import Result
 from rayfl.metrics import Metric
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
@@ -34,9 +35,13 @@ def summary_table(result: Result) -> Table:
     rows, everybody = shown_rows(result), recorded_clients(result.rounds)
     split = rows[0]["split"] if rows else "validation"
     marked = any("test" in row["selected_on"] for row in rows)
+    captions = ["* chosen on test data, as some papers do: not a fair estimate"] if marked else []
+    privacy, train = result.config.privacy, result.config.train
+    if privacy.noise_multiplier and everybody is not None:
+        captions.append(promise(privacy, train, everybody, result.rounds_completed))
     table = Table(
         title=f"{split.capitalize()} data after round {result.rounds_completed}: mean +- std over clients",
-        caption="* chosen on test data, as some papers do: not a fair estimate" if marked else None,
+        caption="\n".join(captions) or None,
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,

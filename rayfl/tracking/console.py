@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from rayfl.engine.privacy import promise
 from rayfl.metrics import CLASSIFICATION
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.tracking.callback import Callback, RunInfo
@@ -49,6 +50,9 @@ class ConsoleProgress(Callback):
             f"{run.config.run_name} {start}: {run.config.algorithm.name} on {run.config.dataset.name}, "
             f"{run.num_clients} clients {where if run.hosts else 'in this process'}"
         )
+        train, privacy = run.config.train, run.config.privacy
+        if privacy.noise_multiplier:
+            self._say(promise(privacy, train, run.num_clients, train.rounds))
         self._view = LiveView(self._rounds, run.rounds_completed, run.hosts, self._first.label)
         if self._console.is_terminal:
             self._live = Live(self._view, console=self._console, transient=True, refresh_per_second=4)

@@ -176,9 +176,11 @@ def _invariants(file: Path) -> list[str]:
 def _kept(method: type[Algorithm]) -> str:
     client, server = with_symbols(method.client_keeps), with_symbols(method.server_keeps)
     newcomer = f"has {method.newcomer}" if not method.no_newcomers else f"is refused: {method.no_newcomers}"
+    private = f"is refused: {method.no_privacy}" if method.no_privacy else "clips what clients send and adds noise"
     return (
         f"## What persists\n\nClient: {client}. Server: {server}.\n\n"
-        f"A client held out from training (`evaluation.unseen_clients`) {newcomer}."
+        f"A client held out from training (`evaluation.unseen_clients`) {newcomer}.\n\n"
+        f"[Differential privacy](../privacy.md) {private}."
     )
 
 

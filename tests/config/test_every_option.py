@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = [path for folder in ("rayfl", "actors", "algorithms", "cluster") for path in (ROOT / folder).rglob("*.py")]
 TESTS = list((ROOT / "tests").rglob("*.py"))
 TOGETHER = {
+    "PrivacyConfig.delta": {"clip_norm": 1, "noise_multiplier": 1},
     "InitConfig.what": {"from": "run", "sha256": "0" * 64},
     "SyntheticSource.iid": {"alpha": 0, "beta": 0},
     "RegressionSection.delta": {"loss": "huber"},

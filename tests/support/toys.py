@@ -23,6 +23,7 @@ from algorithms.parts.proximity import proximity
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
 from rayfl.examples import Examples, InputSpec
@@ -126,6 +127,7 @@ class Toy:
         device: where clients train.
         unseen: how many of the clients, the last ones, take no part in training.
         unseen_epochs: their local epochs when they join.
+        privacy: of what clients send.
     """
 
     algorithm: Algorithm
@@ -143,6 +145,7 @@ class Toy:
     unseen: int = 0
     unseen_epochs: int | None = None
     compile: bool = False
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     client_hosts: list[ClientHost] = field(init=False)
@@ -161,6 +164,7 @@ class Toy:
             augmentation=self.augmentation,
             unseen=self.unseen,
             unseen_epochs=self.unseen_epochs,
+            privacy=self.privacy,
         )
         self.client_hosts = [
             ClientHost(

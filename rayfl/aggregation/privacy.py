@@ -1,0 +1,106 @@
+"""User-level differential privacy of a mean: bounded contributions, and noise on their sum.
+
+A contribution counts as its difference from what the client received. The estimate divides by the expected number of
+contributions, not by how many there are, so that one more client changes the sum by its own contribution alone.
+
+Source: McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models, ICLR 2018, Algorithm
+1 with flat clipping and the estimator of the fixed denominator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfl.aggregation.contributions import Weighted
+from rayfl.params import Tree, from_leaves, leaves
+
+
+def reference_of(tree: Mapping[str, Any], broadcast: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Returns what a client's message is a change of, by the paths of the message's leaves.
+
+    It is what the client received under the same names: in the whole broadcast, or in one of its entries (``model``).
+
+    Args:
+        tree: the message.
+        broadcast: what all clients received.
+
+    Raises:
+        ValueError: a leaf of the message was not received.
+    """
+    wanted = dict(leaves(tree))
+    missing: list[str] = []
+    for place in (broadcast, *(value for value in broadcast.values() if isinstance(value, Mapping))):
+        received = dict(leaves(place))
+        lacking = [path for path, leaf in wanted.items() if not _alike(leaf, received.get(path))]
+        if not lacking:
+            return {path: received[path] for path in wanted}
+        if not missing or len(lacking) < len(missing):
+            missing = lacking
+    raise ValueError(f"sends {missing[0]!r}, which is no change of a tensor that all clients received")
+
+
+def limited(contribution: Weighted, broadcast: Mapping[str, Any], bound: float) -> Weighted:
+    """Returns a client's contribution to a mean, clipped.
+
+    Args:
+        contribution: the message.
+        broadcast: what all clients received.
+        bound: C, the largest Euclidean norm of a change.
+
+    Raises:
+        ValueError: a leaf was not received, or the weight depends on the client.
+    """
+    if contribution.weight != 1:
+        raise ValueError(f"returns a weight of {contribution.weight}: under privacy all weights are 1")
+    return replace(contribution, tree=clipped(contribution.tree, reference_of(contribution.tree, broadcast), bound))
+
+
+def clipped(tree: Mapping[str, Any], received: Mapping[str, Tensor], bound: float) -> Tree:
+    """Returns ``received + change * min(1, bound / ||change||)``, with one norm over all leaves; in new memory.
+
+    Args:
+        tree: a client's message.
+        received: by path, what it is a change of.
+        bound: C, the largest Euclidean norm of a change.
+    """
+    changes = {path: leaf.double() - received[path].double() for path, leaf in leaves(tree)}
+    square = torch.stack([change.square().sum() for change in changes.values()]).sum()
+    factor = (bound / square.sqrt()).clamp(max=1)  # a change of zero has the factor min(inf, 1)
+    moved = {path: (received[path].double() + factor * change) for path, change in changes.items()}
+    return from_leaves({path: leaf.to(received[path].dtype) for path, leaf in moved.items()})
+
+
+def released(
+    mean: Mapping[str, Any],
+    received: Mapping[str, Tensor],
+    count: int,
+    expected: int,
+    deviation: float,
+    generator: np.random.Generator,
+) -> Tree:
+    """Returns the private estimate of a mean: ``received + (sum of the changes + noise) / expected``.
+
+    Args:
+        mean: of ``count`` contributions that are clipped.
+        received: by path, what they are changes of.
+        count: contributions.
+        expected: m, how many there are expected to be.
+        deviation: standard deviation of the normal noise on each element of the sum.
+        generator: of the noise.
+    """
+    made: Tree = {}
+    for path, leaf in leaves(mean):
+        start = received[path].double()
+        noise = torch.as_tensor(generator.standard_normal(tuple(leaf.shape)), dtype=torch.float64)
+        made[path] = (start + ((leaf.double() - start) * count + deviation * noise) / expected).to(leaf.dtype)
+    return from_leaves(made)
+
+
+def _alike(leaf: Any, received: Any) -> bool:
+    return isinstance(leaf, Tensor) and isinstance(received, Tensor) and leaf.shape == received.shape

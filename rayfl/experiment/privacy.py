@@ -1,0 +1,63 @@
+"""What user-level differential privacy promises, and which runs cannot have it."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.privacy import INSTALL, promise, without_clients
+from rayfl.engine.privacy_section import PrivacyConfig
+from rayfl.engine.round_context import RoundContext
+from rayfl.engine.settings import TrainConfig
+from rayfl.errors import ConfigError
+from rayfl.system.config import NoSystem
+
+_log = logging.getLogger("rayfl")
+
+
+def check_privacy(config: ExperimentConfig, context: RoundContext) -> None:
+    """Refuses a run whose messages cannot be made private as asked, and logs what is promised.
+
+    Args:
+        config: the experiment.
+        context: of round 0.
+
+    Raises:
+        ConfigError: naming the option and the fix.
+    """
+    privacy, train, algorithm = config.privacy, config.train, config.algorithm
+    if train.sampling == "poisson" and not isinstance(config.system, NoSystem):
+        raise ConfigError("train.sampling=poisson: simulated devices (system) draw cohorts of their own; leave one out")
+    if not privacy.on:
+        return
+    if why := algorithm.no_privacy:
+        raise ConfigError(f"privacy: {algorithm.name} cannot be made private by clipping and noise: {why}")
+    if (weights := getattr(algorithm, "aggregation", "uniform")) != "uniform":
+        raise ConfigError(
+            f"privacy: with algorithm.aggregation={weights} a client's part of the mean depends on how many samples it "
+            "has: set algorithm.aggregation=uniform"
+        )
+    if not isinstance(config.system, NoSystem):
+        raise ConfigError("privacy: on simulated devices (system) who takes part depends on the clients' data")
+    if not privacy.noise_multiplier:
+        _log.warning("privacy.noise_multiplier is 0: messages are clipped, and nothing is private")
+        return
+    if context.cohort_size < context.num_clients and train.sampling != "poisson":
+        raise ConfigError("privacy: what is promised is known for Poisson sampling: set train.sampling=poisson")
+    if importlib.util.find_spec("opacus") is None:
+        raise ConfigError(f"privacy: epsilon is computed by opacus, which is not installed: {INSTALL}")
+    _check_delta(privacy, train, context.num_clients)
+    if config.init.source is not None and config.init.what == "model":
+        _log.warning("privacy: what the model of init.from has learned from these clients is not counted in epsilon")
+    _log.info("%s", promise(privacy, train, context.num_clients, train.rounds))
+
+
+def _check_delta(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> None:
+    empty, delta = without_clients(train, clients, train.rounds), privacy.delta_of(clients)
+    if empty > delta / 2:
+        raise ConfigError(
+            f"privacy: with {train.clients_per_round} of {clients} clients on average, one of {train.rounds} rounds "
+            f"has none with a probability of up to {min(empty, 1):.2g}, and delta is {delta:.2g}: raise "
+            "train.clients_per_round"
+        )

@@ -1,0 +1,86 @@
+"""Epsilon against the formula of the Poisson-sampled normal mechanism, and Poisson cohorts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rayfl.engine.cohorts import cohort_of
+from rayfl.engine.privacy import epsilon, promise, without_clients
+from rayfl.engine.privacy_section import PrivacyConfig
+from rayfl.engine.settings import TrainConfig
+from rayfl.randomness import RandomStreams
+
+
+def by_hand(rate: float, noise: float, rounds: int, delta: float) -> float:
+    """Mironov, Talwar, Zhang (2019), section 3.3, for whole orders; converted by Canonne, Kamath, Steinke (2020)."""
+    found = []
+    for order in range(2, 64):
+        terms = [
+            math.log(math.comb(order, k))
+            + (order - k) * math.log1p(-rate)
+            + k * math.log(rate)
+            + (k * k - k) / (2 * noise * noise)
+            for k in range(order + 1)
+        ]
+        most = max(terms)
+        renyi = rounds * (most + math.log(sum(math.exp(term - most) for term in terms))) / (order - 1)
+        found.append(renyi + math.log((order - 1) / order) - (math.log(delta) + math.log(order)) / (order - 1))
+    return min(found)
+
+
+@pytest.mark.parametrize(("per_round", "clients", "noise", "rounds"), [(50, 1000, 1.0, 200), (20, 200, 2.0, 50)])
+def test_epsilon_is_that_of_the_sampled_normal_mechanism(
+    per_round: int, clients: int, noise: float, rounds: int
+) -> None:
+    privacy = PrivacyConfig(clip_norm=0.3, noise_multiplier=noise, delta=1e-5)
+    train = TrainConfig(clients_per_round=per_round, sampling="poisson")
+    expected = by_hand(per_round / clients, noise, rounds, 1e-5)
+    assert epsilon(privacy, train, clients, rounds) == pytest.approx(expected, rel=0.02)
+    assert "after 10 rounds" in promise(privacy, train, clients, 10)
+
+
+def test_epsilon_of_everybody_is_that_of_the_normal_mechanism() -> None:
+    privacy = PrivacyConfig(clip_norm=1, noise_multiplier=5, delta=1e-5)
+    found = epsilon(privacy, TrainConfig(clients_per_round="all"), 100, 10)
+    orders = np.linspace(1.1, 63, 5000)
+    renyi = 10 * orders / (2 * 5**2)
+    expected = renyi + np.log((orders - 1) / orders) - (np.log(1e-5) + np.log(orders)) / (orders - 1)
+    assert found == pytest.approx(expected.min(), rel=0.01)
+
+
+def test_more_rounds_and_less_noise_cost_more() -> None:
+    train = TrainConfig(clients_per_round=30, sampling="poisson")
+    one, two = (PrivacyConfig(clip_norm=1, noise_multiplier=noise, delta=1e-4) for noise in (1, 2))
+    assert epsilon(one, train, 300, 10) < epsilon(one, train, 300, 20)
+    assert epsilon(two, train, 300, 10) < epsilon(one, train, 300, 10)
+    assert without_clients(train, 300, 10) == pytest.approx(10 * 0.9**300)
+
+
+def test_poisson_cohorts_are_independent_coins() -> None:
+    streams = RandomStreams(3)
+    cohorts = [cohort_of(streams, round, 40, 10, sampling="poisson") for round in range(400)]
+    assert cohorts[5] == cohort_of(RandomStreams(3), 5, 40, 10, sampling="poisson")
+    assert all(cohort == sorted(set(cohort)) for cohort in cohorts)
+    met = np.zeros((400, 40))
+    for round, cohort in enumerate(cohorts):
+        met[round, cohort] = 1
+    assert met.mean() == pytest.approx(0.25, abs=0.01)
+    assert met.sum(1).var() == pytest.approx(40 * 0.25 * 0.75, rel=0.2)  # of a fixed size it would be 0
+    assert np.abs(np.corrcoef(met.T) - np.eye(40)).max() < 0.25
+
+
+def test_everybody_is_in_a_poisson_cohort_of_all() -> None:
+    assert cohort_of(RandomStreams(0), 0, 5, "all", sampling="poisson") == [0, 1, 2, 3, 4]
+    assert cohort_of(RandomStreams(0), 0, 5, 9, sampling="poisson") == [0, 1, 2, 3, 4]
+
+
+def test_options_without_meaning_are_refused() -> None:
+    with pytest.raises(ValueError, match="without a limit on messages"):
+        PrivacyConfig(noise_multiplier=1)
+    with pytest.raises(ValueError, match="delta without noise"):
+        PrivacyConfig(clip_norm=1, delta=0.1)
+    with pytest.raises(ValueError, match="leave min_clients_per_round out"):
+        TrainConfig(sampling="poisson", min_clients_per_round=2)
