@@ -279,7 +279,7 @@ class Parts:
         if self.num_unseen:
             check_unseen(self.config)
         check_system(self.config, self.devices, available)
-        check_privacy(self.config, self.context)
+        check_privacy(self.config, self.task, self.context)
         if self.schedule is not None and self.buffered:  # a first plan finds what is wrong with lists and traces
             self.schedule.plan(0, self.first_clock(self.initial_server()))
         remarks = [*algorithm.idle_settings(), *algorithm.remarks(self.context)]

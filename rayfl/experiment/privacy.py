@@ -10,17 +10,20 @@ from rayfl.engine.privacy import INSTALL, promise, without_clients
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.settings import TrainConfig
+from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError
+from rayfl.models.private_norm import private_names
 from rayfl.system.config import NoSystem
 
 _log = logging.getLogger("rayfl")
 
 
-def check_privacy(config: ExperimentConfig, context: RoundContext) -> None:
+def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundContext) -> None:
     """Refuses a run whose messages cannot be made private as asked, and logs what is promised.
 
     Args:
         config: the experiment.
+        task: has the model.
         context: of round 0.
 
     Raises:
@@ -45,6 +48,11 @@ def check_privacy(config: ExperimentConfig, context: RoundContext) -> None:
         return
     if context.cohort_size < context.num_clients and train.sampling != "poisson":
         raise ConfigError("privacy: what is promised is known for Poisson sampling: set train.sampling=poisson")
+    if train.private_norm == "none" and private_names(task.network, "statistics"):
+        raise ConfigError(
+            "privacy: running variances of normalization layers, sent with the model, could become negative by noise: "
+            "set train.private_norm=statistics, which keeps them at the clients, or model.norm=group"
+        )
     if importlib.util.find_spec("opacus") is None:
         raise ConfigError(f"privacy: epsilon is computed by opacus, which is not installed: {INSTALL}")
     _check_delta(privacy, train, context.num_clients)
