@@ -32,12 +32,19 @@ def compare(
     ] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     about: Annotated[
-        Literal["means", "harm", "costs"],
+        Literal["means", "harm", "costs", "target"],
         typer.Option(
             help="means: of the metrics; harm: who is harmed, the clients below the global model and below local "
-            "training, and quantiles over clients; costs: what the runs took."
+            "training, and quantiles over clients; costs: what the runs took; target: what it took until a score was "
+            "reached (--target)."
         ),
     ] = "means",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Of --about target: the score to reach, such as 80% or 0.8, of the first metric or of --metric."
+        ),
+    ] = None,
     by_dataset: Annotated[
         bool,
         typer.Option(
@@ -53,16 +60,22 @@ def compare(
     phase: Phase = "received",
 ) -> None:
     """Print runs side by side, with the best marked and tests of the differences."""
+    from rayfl.report.about import subject
     from rayfl.report.columns import metrics_for
     from rayfl.report.comparison import compare as compared
     from rayfl.report.datasets import compare_by_dataset
     from rayfl.report.formats import formatted
+    from rayfl.report.reaching import Reaching
     from rayfl.report.several import terminal_table
 
     if as_json and format not in ("table", "json"):
         raise ConfigError(f"--json and --format {format}: choose one")
-    if metrics and about != "means":
+    if metrics and about not in ("means", "target"):
         raise ConfigError(f"--metric chooses columns of --about means; --about {about} has its own: leave one out")
+    if about == "target" and len(metrics or ()) > 1:
+        raise ConfigError("--about target has one --metric")
+    if (about == "target") != (target is not None):
+        raise ConfigError("--about target and --target SCORE go together: give both, or neither")
     chosen = "json" if as_json else format
     loaded = loaded_runs(runs, models, split, cohort, phase)
     wanted = wanted_of(loaded, metrics, models, papers=chosen in PAPERS)
@@ -72,7 +85,8 @@ def compare(
         wanted = replace(wanted, metrics=metrics_for(loaded)[:1])
     comparisons = compare_by_dataset(loaded, wanted) if by_dataset else {loaded[0].dataset: compared(loaded, wanted)}
     if about != "means":
-        _print_about(comparisons, about, chosen)
+        reaching = None if target is None else Reaching.of(loaded, (wanted.metrics or metrics_for(loaded))[0], target)
+        _print_about(comparisons, about, subject(about, reaching), chosen)
         return
     for name, comparison in comparisons.items():
         if chosen == "table":
@@ -86,13 +100,13 @@ def compare(
         terminal.write(formatted(comparisons, chosen))
 
 
-def _print_about(comparisons: Mapping[str, Comparison], about: Any, chosen: Any) -> None:
+def _print_about(comparisons: Mapping[str, Comparison], about: Any, of: Any, chosen: Any) -> None:
     from rayfl.report.about import formatted, tables
 
     if chosen != "table":
-        terminal.write(formatted(comparisons, about, chosen))
+        terminal.write(formatted(comparisons, about, of, chosen))
         return
-    made, notes = tables(comparisons, about)
+    made, notes = tables(comparisons, of)
     for name, table in zip(comparisons, made, strict=True):
         if len(comparisons) > 1:
             terminal.say(f"{name}:")

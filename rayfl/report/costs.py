@@ -173,7 +173,7 @@ def terminal_table(groups: Sequence[Group], lines: Sequence[CostLine]) -> Termin
     for cost in COSTS:
         table.add_column(cost.heading, justify="right")
     for line in lines:
-        table.add_row(line.method, *(_cell(line.costs[cost.name], cost).text for cost in COSTS))
+        table.add_row(line.method, *(cell_of(line.costs[cost.name], cost).text for cost in COSTS))
     return table
 
 
@@ -192,7 +192,7 @@ def table(groups: Sequence[Group], lines: Sequence[CostLine]) -> Table:
         "costs-table",
         CAPTION,
         [Column("method", numeric=False), *(Column(cost.heading) for cost in COSTS)],
-        [[Cell(line.method), *(_cell(line.costs[cost.name], cost) for cost in COSTS)] for line in lines],
+        [[Cell(line.method), *(cell_of(line.costs[cost.name], cost) for cost in COSTS)] for line in lines],
     )
 
 
@@ -257,7 +257,8 @@ def _points(label: str, run: Run, metric: str) -> list[dict[str, Any]]:
     return result
 
 
-def _cell(over: Over | None, cost: Cost) -> Cell:
+def cell_of(over: Over | None, cost: Cost) -> Cell:
+    """Returns a cost over seeds, in the unit that is shown; a dash where it is not known."""
     if over is None:
         return Cell("-", float("inf"))
     mean, std = cost.scale * over.mean, None if over.std is None else cost.scale * over.std

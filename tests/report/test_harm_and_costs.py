@@ -269,4 +269,4 @@ def test_the_legend_has_methods_of_which_a_cost_is_not_known(folder: Path) -> No
 )
 def test_the_spread_of_a_cost_ends_where_its_mean_ends(mean: float, std: float | None, text: str) -> None:
     seconds = costs.Cost("seconds", "seconds", 1.0, lambda run: mean)
-    assert costs._cell(harm.Over(mean, std), seconds).text == text
+    assert costs.cell_of(harm.Over(mean, std), seconds).text == text

@@ -1,0 +1,133 @@
+"""What it took to reach a score: rounds, bytes, seconds; seeds that never reached it, formats, refusals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import rayfl
+from algorithms.registry import METHODS
+from rayfl.cli.entry import app
+from rayfl.errors import ConfigError
+from rayfl.report.columns import columns_of
+from rayfl.report.comparison import compare
+from rayfl.report.lines import Wanted
+from rayfl.report.reaching import Reaching
+from rayfl.report.several import keys_of
+from rayfl.runs.finding import load_runs
+from rayfl.runs.loading import Run
+from rayfl.runs.rows import where
+from tests.support.experiments import small_experiment
+
+RUNS = (("a", "ditto", 0, "sampled"), ("b", "ditto", 1, "sampled"), ("c", "fedavg", 0, "none"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ditto with two seeds on simulated devices, and FedAvg with one on none."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, method, seed, system in RUNS:
+        made = small_experiment(folder, name, method, backend="inline")
+        rayfl.run({**made, "seed": seed, "system": {"name": system}, "evaluation": {"every": 1}})
+    return folder
+
+
+def loaded(folder: Path, *names: str) -> list[Run]:
+    return load_runs([str(folder / name) for name in names], METHODS)
+
+
+def course(run: Run, model: str = "personalized") -> list[dict[str, Any]]:
+    found = where(run.rounds, cohort="all", split="test", model=model, phase="received").sort_by("round").to_pylist()
+    assert len(found) == 4
+    return found
+
+
+def line_of(runs: list[Run], score: float, column: str = "top1") -> Any:
+    """The line of Ditto's personalized models."""
+    comparison = compare(runs, Wanted())
+    lines, _ = Reaching(columns_of(runs)[column], score).found(comparison.groups, keys_of(comparison))
+    return next(line for line in lines if line.model == "personalized")
+
+
+def test_the_first_evaluation_that_has_the_score_counts(folder: Path) -> None:
+    (run,) = loaded(folder, "a")
+    rows = course(run)
+    score = rows[1]["top1"]
+    first = next(row for row in rows if row["top1"] >= score)
+    found = line_of([run], score)
+    assert (found.reached, found.seeds) == (1, 1)
+    assert found.costs["rounds"].mean == first["round"]
+    assert found.costs["bytes_sent"].mean == first["bytes_down"] + first["bytes_up"]
+    assert found.costs["simulated_s"].mean == first["simulated_s"]
+    spent = sum(one["client_seconds"] for one in run.costs if one["round"] <= first["round"])
+    assert found.costs["client_seconds"].mean == pytest.approx(spent)
+    assert found.costs["flops"] is None
+
+
+def test_less_loss_is_better(folder: Path) -> None:
+    (run,) = loaded(folder, "a")
+    rows = course(run)
+    score = min(row["loss"] for row in rows)
+    first = next(row["round"] for row in rows if row["loss"] <= score)
+    assert line_of([run], score, "loss").costs["rounds"].mean == first
+    assert line_of([run], score - 1e-9, "loss").reached == 0
+
+
+def test_numbers_are_of_the_seeds_that_have_reached_it(folder: Path) -> None:
+    runs = loaded(folder, "a", "b")
+    low, high = sorted(max(row["top1"] for row in course(run)) for run in runs)
+    assert low < high
+    some = line_of(runs, (low + high) / 2)
+    assert (some.reached, some.seeds) == (1, 2) and some.costs["rounds"].std is None
+    both = line_of(runs, 0.0)
+    assert (both.reached, both.costs["rounds"].mean, both.costs["rounds"].std) == (2, 1, 0)
+    nobody = line_of(runs, 1.0)
+    assert nobody.reached == 0 and not any(nobody.costs.values())
+
+
+def invoked(folder: Path, *options: str) -> Any:
+    runs = [str(folder / name) for name, *_ in RUNS]
+    return CliRunner().invoke(app, ["compare", *runs, "--about", "target", *options])
+
+
+def test_every_format_has_the_numbers(folder: Path) -> None:
+    content = json.loads(invoked(folder, "--target", "10%", "--json").stdout)
+    assert content["schema"] == "rayfl.compare-target/1"
+    row = next(row for row in content["rows"] if row["model"] == "personalized")
+    assert (row["metric"], row["target"], row["seeds"]) == ("top1", 0.1, 2)
+    table = list(csv.DictReader(io.StringIO(invoked(folder, "--target", "0.1", "--format", "csv").stdout)))
+    assert [float(line["rounds"] or 0) for line in table] == [row["rounds"] or 0 for row in content["rows"]]
+    assert "virtual time (h)" in invoked(folder, "--target", "10%", "--format", "markdown").stdout
+    assert r"\toprule" in invoked(folder, "--target", "10%", "--format", "latex").stdout
+    assert "until accuracy was at least 10 %" in " ".join(invoked(folder, "--target", "10%").output.split())
+
+
+def test_evaluations_that_are_apart_are_named(tmp_path: Path) -> None:
+    run = rayfl.run(small_experiment(tmp_path, "sparse", "fedavg", backend="inline"))
+    comparison = compare(load_runs([run.path], METHODS), Wanted())
+    reaching = Reaching(columns_of(comparison.groups[0].runs)["top1"], 0.1)
+    _, notes = reaching.found(comparison.groups, keys_of(comparison))
+    assert any("up to 2 rounds apart" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "80"], r"--target 80: top1 \(accuracy %\) is a fraction"),
+        (["--target", "many"], r"--target many: top1"),
+        (["--target", "50%", "--metric", "loss"], r"a number in its own unit"),
+        (["--target", "0.5", "--metric", "loss", "--metric", "ece"], r"one --metric"),
+        ([], r"go together"),
+    ],
+)
+def test_what_is_no_target_is_refused(folder: Path, options: list[str], message: str) -> None:
+    error = invoked(folder, *options).exception
+    assert isinstance(error, ConfigError)
+    with pytest.raises(ConfigError, match=message):
+        raise error
