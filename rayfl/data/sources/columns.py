@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayfl.data.sources.column_inputs import Layout, read_inputs, refuse_nulls
 from rayfl.data.sources.column_layout import AUTO, Wanted, find_layout, unused
@@ -200,11 +201,13 @@ def _of_integers(kind: pa.DataType) -> bool:
 
 
 def _text(path: Path, table: pa.Table, name: str) -> np.ndarray | None:
-    """A column of names; None if all are null."""
+    """A column of names; None if all are null, as NaN is, which some programs write of names that are missing."""
     column = table.column(name)
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
     if column.null_count == len(column):
         return None
-    refuse_nulls(path, table, name)
+    refuse_nulls(path, table, name, part=column)
     try:
         return np.array(column.cast(pa.string()).to_pylist(), dtype=object)
     except pa.ArrowException as error:

@@ -55,6 +55,7 @@ GOOD: dict[str, Any] = {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1], "client": ["
         ),
         ({"x": [PNG, PNG]}, {"shape": (3, 4, 5)}, r"dataset.shape is \[3, 4, 5\], but the images have \[3, 5, 4\]"),
         ({"client": ["a", None]}, {}, "column 'client', row 1 is null"),
+        ({"client": [7.0, float("nan")]}, {}, "column 'client', row 1 is null"),  # integers with a gap, as floats
         ({"client": ["a", ""]}, {}, "column 'client', row 1 is an empty name"),
         ({"client": [[1], [2]]}, {}, "column 'client' has the type list"),
         ({"split": ["train", "valid"]}, {}, "column 'split', row 1 is 'valid'; it must be train or test"),
