@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -102,19 +103,22 @@ class FilePartition(BaseModel):
             )
         if len(np.unique(samples)) < len(samples):
             raise DataError(f"{self.path} gives a sample to two clients or splits")
-        clients, parts = table["client"].to_numpy(), np.array(table["split"].to_pylist(), dtype=object)
-        if ((clients < 0) != (parts == PUBLIC)).any() or clients.min() < -1 or clients.max() < 0:
+        clients = table["client"].to_numpy().astype(np.int64)
+        parts = pc.index_in(table["split"], pa.array(_PARTS)).to_numpy()
+        public = parts == _PARTS.index(PUBLIC)
+        if ((clients < 0) != public).any() or clients.min() < -1 or clients.max() < 0:
             raise DataError(
                 f"{self.path}: public samples have the client -1, all others one from 0 on; there must be one"
             )
-        result: list[Places] = []
-        for client in range(int(clients.max()) + 1):
-            own = clients == client
-            places = {split: np.sort(samples[own & (parts == split)]) for split in SPLITS}
-            if not len(places["train"]):
-                raise DataError(f"{self.path}: client {client} has no train sample")
-            result.append(places)
-        return result, samples[parts == PUBLIC]
+        trained, count = np.unique(clients[parts == _PARTS.index("train")]), int(clients.max()) + 1
+        if len(trained) < count:
+            missing = np.append(np.flatnonzero(trained != np.arange(len(trained))), len(trained))[0]
+            raise DataError(f"{self.path}: client {missing} has no train sample")
+        owner = np.where(public, -1, clients * len(SPLITS) + parts)  # which split of which client
+        ordered = samples[np.lexsort((samples, owner))][public.sum() :]
+        pieces = np.split(ordered, np.cumsum(np.bincount(owner[~public], minlength=count * len(SPLITS)))[:-1])
+        rows = (pieces[start : start + len(SPLITS)] for start in range(0, len(pieces), len(SPLITS)))
+        return [dict(zip(SPLITS, row, strict=True)) for row in rows], samples[public]
 
     def unseen(self) -> int:
         """Returns how many clients, the last ones, the run that wrote the file held out; 0 if it does not say so.

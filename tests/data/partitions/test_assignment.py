@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cluster.rounds.forking import fork
 from rayfl.config.loading import load_config
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, FilePartition, assignment_hash
 from rayfl.errors import ConfigError, DataError, RunError
+from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
 from rayfl.report.comparison import compare
 from rayfl.results.schemas import PARTITION_KEY, data_metadata, same_data
@@ -113,6 +115,7 @@ def write(path: Path, rows: list[tuple[int, str, int]]) -> Path:
         ([(0, "train", 0), (1, "train", 0)], "gives a sample to two"),
         ([(0, "train", 0), (0, "test", 9)], "names samples up to 9, but the source has 9"),
         ([(0, "train", 0), (1, "test", 1)], "client 1 has no train sample"),
+        ([(0, "train", 0), (2**31 - 1, "train", 1)], "client 1 has no train sample"),
         ([(0, "other", 0)], "is not a partition.parquet"),
     ],
 )
@@ -120,6 +123,21 @@ def test_files_that_do_not_fit_are_refused(rows: list[tuple[int, str, int]], mes
     path = write(tmp_path / "p.parquet", rows)
     with pytest.raises(DataError, match=message):
         FilePartition(path=path).splits(9)
+
+
+def test_many_clients_take_no_time_each(tmp_path: Path) -> None:
+    """It was minutes in every process: each client looked at all rows."""
+    rows = [(client, split, 3 * client + place) for client in range(20_000) for place, split in enumerate(SPLITS)]
+    path = write(tmp_path / "p.parquet", rows[::-1])
+    started = time.monotonic()
+    found, public = FilePartition(path=path).splits(60_000)
+    assert time.monotonic() - started < 30
+    assert {name: places.tolist() for name, places in found[9].items()} == {
+        "train": [27],
+        "validation": [28],
+        "test": [29],
+    }
+    assert len(found) == 20_000 and not len(public)
 
 
 def test_a_wrong_hash_a_missing_file_and_a_holdout_are_refused(tmp_path: Path) -> None:
