@@ -62,11 +62,13 @@ class _Moments:
 
     Attributes:
         count: how many.
+        rows: how many there could be.
         mean: 0 where there is none.
         std: population standard deviation; 1 where it is 0.
     """
 
     count: np.ndarray
+    rows: int
     mean: np.ndarray
     std: np.ndarray
 
@@ -75,7 +77,8 @@ class TabularDataset(FederatedDataset):
     """Clients of another data set, whose vectors are the rows of a table.
 
     What is filled in and subtracted is known from training samples alone: sums over clients, which a federation could
-    compute too. A category that no training sample of any client has is 0 everywhere: models know nothing of it.
+    compute too. A category that no training sample of any client has is 0 everywhere: models know nothing of it. So is
+    a number that none has, and the column that says where one is missing where none lacks it.
 
     Args:
         inner: the data set; its inputs are of shape (D,), nan where a number is missing.
@@ -129,25 +132,28 @@ class TabularDataset(FederatedDataset):
         numbers = np.setdiff1d(np.arange(values.shape[1]), options.columns.categories)
         if options.standardize != "none":
             filled[:, numbers] = ((filled - moments.mean) / moments.std)[:, numbers]
+        filled[:, self._everybody.count == 0] = 0
         known = self._everybody.mean[list(options.columns.categories)] > 0
         filled[:, options.columns.categories] *= known
         if options.indicator:
-            filled = np.concatenate([filled, absent[:, list(options.columns.gaps)]], axis=1)
+            seen = self._everybody.count < self._everybody.rows
+            filled = np.concatenate([filled, (absent & seen)[:, list(options.columns.gaps)]], axis=1)
         return torch.from_numpy(filled.astype(np.float32))
 
     @cached_property
     def _everybody(self) -> _Moments:
         """Of the training samples of all clients: sums in double precision, client after client."""
-        width = len(self._options.columns.names)
+        width, rows = len(self._options.columns.names), 0
         count, total, squares = np.zeros(width), np.zeros(width), np.zeros(width)
         for client in range(self.num_clients):
             values = self._training(client)
+            rows += len(values)
             count += (~np.isnan(values)).sum(0)
             total += np.nansum(values, axis=0)
         mean = total / np.maximum(count, 1)
         for client in range(self.num_clients):
             squares += np.nansum((self._training(client) - mean) ** 2, axis=0)
-        return _Moments(count, mean, _positive(np.sqrt(squares / np.maximum(count, 1))))
+        return _Moments(count, rows, mean, _positive(np.sqrt(squares / np.maximum(count, 1))))
 
     def _own(self, client: int) -> _Moments:
         """Of a client's own training samples; of a column of which it has no number, those of all clients."""
@@ -156,7 +162,7 @@ class TabularDataset(FederatedDataset):
         mean = np.where(count > 0, np.nansum(values, axis=0) / np.maximum(count, 1), everybody.mean)
         squares = np.nansum((values - mean) ** 2, axis=0)
         std = np.where(count > 0, _positive(np.sqrt(squares / np.maximum(count, 1))), everybody.std)
-        return _Moments(count, mean, std)
+        return _Moments(count, len(values), mean, std)
 
     def _training(self, client: int) -> np.ndarray:
         return self._inner.load(client)["train"].x.numpy().astype(np.float64)

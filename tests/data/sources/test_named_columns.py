@@ -131,6 +131,17 @@ def test_missing_numbers_are_filled_by_the_training_mean_and_said(own: Callable[
     assert test[0].tolist() == pytest.approx([np.mean(trained), ROWS["bmi"][7], 1.0])
 
 
+def test_what_no_training_sample_tells_is_0_in_tests(own: Callable[..., dict[str, Any]]) -> None:
+    """Weights of such columns are as they were drawn, and would make of them whatever these say."""
+    ages = [None if i == 3 else age for i, age in enumerate(AGES)]  # of a test row alone
+    weights = [float(i) if i == 3 else None for i in range(12)]
+    section = own(changes={"age": ages, "weeks": weights}, x=["age", "weeks"], y="outcome", missing="indicator")
+    dataset = opened(section, validation=0)
+    first, test = dataset.load(0)["train"].x, dataset.load(0)["test"].x
+    assert first[0].tolist() == [30.0, 0.0, 0.0, 1.0]  # age, weeks, and where they are missing
+    assert test[0].tolist() == [pytest.approx(np.mean([AGES[i] for i in range(12) if i % 4 != 3])), 0.0, 0.0, 0.0]
+
+
 def test_a_category_that_no_training_sample_has_is_unknown(own: Callable[..., dict[str, Any]]) -> None:
     sexes = ["f", "m", "f", "x"] + ["f", "m", "f", "m"] * 2
     dataset = opened(own(changes={"sex": sexes}, x=INPUTS, y="outcome"))
