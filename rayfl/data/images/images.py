@@ -17,6 +17,9 @@ _DEEP = ("I", "F")
 _NUMBERED = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 """Modes of Pillow whose pixels are one integer each; of P they are places in a palette."""
 
+_ORIENTATION = 0x0112
+"""EXIF's tag of the orientation: 1 as it is stored, 2 to 8 turned or mirrored."""
+
 
 def decode_images(
     count: int,
@@ -110,6 +113,15 @@ def decode_masks(count: int, read: Callable[[int], bytes], place: Callable[[int]
             raise _other_size(where, mask.shape[::-1], place(0), masks[0].shape[::-1])
         masks.append(mask)
     return np.stack(masks)
+
+
+def count_turned(images: Sequence[bytes]) -> int:
+    """Returns how many images, which can be decoded, say in their EXIF data that they are to be turned or mirrored."""
+    found = 0
+    for data in images:
+        with Image.open(io.BytesIO(data)) as image:
+            found += image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+    return found
 
 
 def _scale_of(data: bytes) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayfl.data.images.images import decode_images, is_encoded
+from rayfl.data.images.images import count_turned, decode_images, is_encoded
 from rayfl.data.sources.table_files import owner
 from rayfl.errors import DataError
 
@@ -41,20 +41,23 @@ class Layout:
         return list(dict.fromkeys([*self.x, *self.y, *owners]))
 
 
-def read_inputs(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
+def read_inputs(
+    filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None, notes: list[str]
+) -> np.ndarray:
     """The inputs of some files, one after the other: uint8 or float32 of shape (N, *shape).
 
     Args:
         filled: files and their tables, at least one row each.
         layout: the columns of all files.
         shape: shape of an input; None takes encoded images and lists as they are.
+        notes: what a user should be warned of is added to them.
 
     Raises:
         DataError: naming file, column and, counted from 0, row.
     """
     if layout.kind == "files":
-        return _encoded(filled, layout, shape)
-    return _plain(filled, layout, shape)
+        return _encoded(filled, layout, shape, notes)
+    return _plain(filled, layout, shape, notes)
 
 
 def refuse_nulls(
@@ -73,7 +76,9 @@ def refuse_nulls(
         raise DataError(f"{path}: column {name!r}, row {row}{whose} is null; fill it or remove the row{fix}")
 
 
-def _plain(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
+def _plain(
+    filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None, notes: list[str]
+) -> np.ndarray:
     """Inputs that are stored as numbers or raw bytes."""
     if layout.kind == "bytes":
         first = filled[0][1].column(layout.x[0])
@@ -85,7 +90,7 @@ def _plain(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple
             )
         raw = pa.types.is_fixed_size_binary(first.type)
         if not raw and is_encoded(first[0].as_py()) and (shape is None or len(first[0].as_py()) != _values(shape)):
-            return _encoded(filled, layout, shape)
+            return _encoded(filled, layout, shape, notes)
         if shape is None:
             raise DataError(
                 f"{filled[0][0]}: column {layout.x[0]!r} holds {len(first[0].as_py())} raw bytes a row; say with "
@@ -192,10 +197,18 @@ def image_files(filled: Sequence[tuple[Path, pa.Table]], layout: Layout) -> tupl
     return images, place
 
 
-def _encoded(filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None) -> np.ndarray:
+def _encoded(
+    filled: Sequence[tuple[Path, pa.Table]], layout: Layout, shape: tuple[int, ...] | None, notes: list[str]
+) -> np.ndarray:
     """Inputs that are image files."""
     images, place = image_files(filled, layout)
     x = decode_images(len(images), images.__getitem__, place)
+    if turned := count_turned(images):
+        notes.append(
+            f"{turned} of {len(images)} images say in their EXIF data that they are to be turned or mirrored, as "
+            "cameras and phones write it, and are read as they are stored: to have them upright, save them again after "
+            "Pillow's ImageOps.exif_transpose"
+        )
     if shape not in (None, x.shape[1:]):
         raise DataError(f"dataset.shape is {list(shape or ())}, but the images have {list(x.shape[1:])}; leave it out")
     return x

@@ -51,7 +51,7 @@ def read_masks(
     lists = kind == "lists"
     layout = Layout((name,), kind, (), client, None)
     if lists:
-        values = read_inputs(filled, layout, None)
+        values = read_inputs(filled, layout, None, [])
     else:
         images, place = image_files(filled, layout)
         values = decode_masks(len(images), images.__getitem__, place)

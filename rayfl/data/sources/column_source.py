@@ -181,13 +181,14 @@ class ColumnSource(CopiedSource):
             if self.tokenizer in LEARNED and not divided and self.part != "test":
                 found.append(_on_held_out(self.tokenizer))
             return found
-        found = [*on_columns(rows.unused), *([] if rows.table is None else on_categories(rows.table))]
+        notes = list(map(Remark, rows.notes))
+        found = [*notes, *on_columns(rows.unused), *([] if rows.table is None else on_categories(rows.table))]
         if self._learns not in _CLASSES:
             return found
         counted = self.num_classes is None and rows.known_classes is None
         if rows.table is not None:
             return [*found, *on_labels(rows.y, num_classes, counted)]
-        return remarks_on(rows.x, rows.y, num_classes, counted, rows.integers, rows.unused)
+        return [*notes, *remarks_on(rows.x, rows.y, num_classes, counted, rows.integers, rows.unused)]
 
     def _num_classes(self, rows: Rows) -> int:
         if self._learns not in _CLASSES:

@@ -16,6 +16,8 @@ from rayfl.errors import DataError
 
 Missing = Literal["error", "mean", "indicator"]
 _MOST_CATEGORIES = 1000
+_ROUNDED = 0.01
+"""Of a column's standard deviation: what float32 may round its numbers by without a warning."""
 
 
 def is_category(kind: pa.DataType) -> bool:
@@ -108,6 +110,29 @@ def _numbers(path: Path, table: pa.Table, name: str, client: str | None) -> np.n
             "float32: remove the row, or mend it"
         )
     return values
+
+
+def on_rounded(filled: Sequence[tuple[Path, pa.Table]], names: Sequence[str]) -> list[str]:
+    """Names columns of numbers that differ by little more than float32 tells apart, such as times of one hour.
+
+    Args:
+        filled: files and their tables, whose numbers are finite in float32.
+        names: columns.
+    """
+    found = []
+    for name in names:
+        columns = [table.column(name) for _, table in filled]
+        if any(is_category(column.type) for column in columns):
+            continue
+        values = np.concatenate([column.cast(pa.float64(), safe=False).to_numpy() for column in columns])
+        values = values[~np.isnan(values)]
+        rounded, spread = np.abs(values - values.astype(np.float32)).max(initial=0), values.std() if len(values) else 0
+        if rounded > _ROUNDED * spread > 0:
+            found.append(
+                f"column {name!r} has numbers up to {np.abs(values).max():.6g} of the standard deviation {spread:.3g}, "
+                f"which float32 rounds by up to {rounded:.3g}: subtract a number from all of them, such as the smallest"
+            )
+    return found
 
 
 def _categories(filled: Sequence[tuple[Path, pa.Table]], name: str) -> tuple[np.ndarray, list[str]]:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from rayfl.data.sources.column_inputs import Layout, read_inputs, refuse_nulls
 from rayfl.data.sources.column_layout import AUTO, Wanted, find_layout, unused
 from rayfl.data.sources.column_masks import read_masks
-from rayfl.data.sources.column_tables import read_table
+from rayfl.data.sources.column_tables import on_rounded, read_table
 from rayfl.data.sources.column_targets import read_targets
 from rayfl.data.sources.column_texts import TextOptions, read_texts
 from rayfl.data.sources.table_files import NamedTable
@@ -45,6 +45,7 @@ class Rows:
         class_names: the classes' texts, where they are told by texts, by number.
         left_out: how many rows there were of which nothing could be learned.
         shortened: how many conversations have but their last answer to learn.
+        notes: what a user should be warned of, found where the inputs were read.
     """
 
     x: np.ndarray
@@ -63,6 +64,7 @@ class Rows:
     class_names: tuple[str, ...] = ()
     left_out: int = 0
     shortened: int = 0
+    notes: tuple[str, ...] = ()
 
     def spec(self, num_classes: int, target: Target) -> InputSpec:
         """Returns what a model must know of them.
@@ -110,7 +112,7 @@ def read_rows(
     )
     if layout.kind in ("texts", "tokens"):
         return replace(_of_texts(filled, layout, wanted, clients, splits, renumbered), known_classes=known)
-    columns = None
+    columns, notes = None, list[str]()
     if layout.kind == "table":
         if shape is not None:
             raise DataError(
@@ -119,8 +121,9 @@ def read_rows(
             )
         x, columns = read_table(filled, layout.x, layout.client, wanted.missing)
     else:
-        x = read_inputs(filled, layout, shape or _shape(tables, layout.x[0]))
-    about: dict[str, Any] = {"table": columns, "known_classes": known}
+        x = read_inputs(filled, layout, shape or _shape(tables, layout.x[0]), notes)
+    notes += on_rounded(filled, layout.x if layout.kind in ("numbers", "table") else ())
+    about: dict[str, Any] = {"table": columns, "known_classes": known, "notes": tuple(notes)}
     if wanted.target == "mask":
         y, count = read_masks(filled, layout.y[0], layout.client, x.shape[1:], renumbered, wanted.ignore)
     else:
