@@ -61,8 +61,12 @@ class TableFile:
     shapes: Mapping[str, tuple[int, ...]] = {}
 
     def __init__(self, path: Path, client: str) -> None:
+        if path.is_dir():
+            raise DataError(f"dataset.path: {path} is a folder: name its files with dataset.paths=[FILE, FILE, ...]")
         if not path.is_file():
             raise DataError(f"dataset.path: {path} does not exist")
+        if path.suffix.lower() in _PACKED:
+            raise DataError(f"dataset.path: {path} is compressed: unpack it, and give the file that is in it")
         self.path = path
         kind, read = _READERS.get(path.suffix.lower(), ("Parquet", None))
         try:
@@ -155,6 +159,8 @@ _READERS: dict[str, tuple[str, Callable[[Path, str], pa.Table]]] = {
     ".jsonl": ("JSON", _read_lines),
 }
 """By the ending of a file's name, what it is, and what reads all of it; others are Parquet."""
+
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 def no_column(field: str, path: Path, name: str, schema: pa.Schema, otherwise: str = "") -> DataError:

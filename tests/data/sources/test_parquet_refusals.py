@@ -104,6 +104,15 @@ def test_files_have_to_fit_each_other(tmp_path: Path) -> None:
             ParquetSource(path=tmp_path / "e.csv").open()
 
 
+@pytest.mark.parametrize("name", ["f.csv.gz", "f.JSONL.ZIP"])
+def test_folders_and_compressed_files_are_told_from_damaged_and_absent_ones(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"dataset.path: .* is a folder: name its files with dataset.paths"):
+        ParquetSource(path=tmp_path).open()
+    (tmp_path / name).write_bytes(b"\x1f\x8b")
+    with pytest.raises(DataError, match=rf"dataset.path: .*{name} is compressed: unpack it"):
+        ParquetSource(path=tmp_path / name).open()
+
+
 def png_of(width: int, height: int) -> bytes:
     """A PNG that says it is that large, with its pixels missing: nobody gets so far as to unpack them."""
 
