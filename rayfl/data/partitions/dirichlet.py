@@ -15,13 +15,13 @@ _MOST_DRAWS = 1000
 
 
 class DirichletPartition(SkewedPartition):
-    """Every class is cut among the clients by proportions from a Dirichlet distribution (Hsu et al., 2019).
+    """Every class is cut among the clients by proportions from a Dirichlet distribution (Yurochkin et al., 2019).
 
-    With ``cap`` a client that holds N / K samples or more gets no part of further classes, which softly balances the
-    sizes (Yurochkin et al., 2019; Wang et al., FedMA, 2020; the published code of SuPerFed). Without it and with
-    ``size_alpha`` the proportions are multiplied by factors from a second Dirichlet distribution over clients. With
-    ``classes_per_client`` a class is cut among the clients that it was dealt to, as by ``classes`` (extended Dirichlet,
-    Li and Lyu, 2023).
+    Hsu et al. (2019) draw each client's proportions of classes instead, as ``dirichlet_equal`` does. With ``cap`` a
+    client that holds N / K samples or more gets no part of further classes, which softly balances the sizes (Yurochkin
+    et al., 2019; Wang et al., FedMA, 2020; the published code of SuPerFed). With ``size_alpha`` the proportions are
+    multiplied by factors from a second Dirichlet distribution over clients. With ``classes_per_client`` a class is cut
+    among the clients that it was dealt to, as by ``classes`` (extended Dirichlet, Li and Lyu, 2023).
     """
 
     name: Literal["dirichlet"] = Field(
@@ -39,8 +39,8 @@ class DirichletPartition(SkewedPartition):
     min_samples: int = Field(default=1, ge=1, description="Least number of samples of a client.")
     small_clients: Literal["redraw", "drop"] = Field(
         default="redraw",
-        description="What to do when a client has fewer: draw everything again (FedMA), or leave the client and its "
-        "samples out (the published code of SuPerFed, with 11).",
+        description="What to do when a client has fewer: draw all proportions again (FedMA), but not the factors of "
+        "size_alpha, or leave the client and its samples out (the published code of SuPerFed, with 11).",
     )
 
     def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
@@ -64,9 +64,10 @@ class DirichletPartition(SkewedPartition):
                 )
             if len(enough) == len(parts) or self.small_clients == "drop":
                 return enough
+        sizes = "" if self.size_alpha is None else "partition.size_alpha or "
         raise DataError(
             f"partition.alpha is {self.alpha}: in {_MOST_DRAWS} draws some client had fewer than "
-            f"{self.min_samples} samples; raise partition.alpha, lower partition.num_clients or "
+            f"{self.min_samples} samples; raise {sizes}partition.alpha, lower partition.num_clients or "
             "partition.min_samples, or set partition.small_clients=drop"
         )
 

@@ -77,6 +77,8 @@ def test_small_clients_are_redrawn_or_dropped() -> None:
         DirichletPartition(**settings_, min_samples=501, small_clients="drop").assign(labels, RandomStreams(0))
     with pytest.raises(DataError, match=r"partition.alpha is 0.05: in 1000 draws some client had fewer than 11"):
         DirichletPartition(**settings_, min_samples=11).assign(labels, RandomStreams(0))
+    with pytest.raises(DataError, match=r"raise partition.size_alpha or partition.alpha, lower partition.num_clients"):
+        DirichletPartition(num_clients=40, alpha=9, cap=False, size_alpha=0.01).assign(labels, RandomStreams(0))
     redrawn = DirichletPartition(num_clients=10, alpha=0.5, cap=False, min_samples=10).assign(labels, RandomStreams(0))
     assert min(map(len, redrawn)) >= 10
 
