@@ -108,7 +108,8 @@ def _plain(
         raise DataError(
             f"dataset.shape is {list(shape)}, {_values(shape)} values, but the inputs in {filled[0][0]} have {width}"
         )
-    return np.concatenate(parts).reshape(-1, *(shape or (width,)))
+    x = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return x.reshape(-1, *(shape or (width,)))
 
 
 def _values(shape: tuple[int, ...]) -> int:
@@ -146,7 +147,7 @@ def _lists(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
             f"{path}: column {names[0]!r}, row {row}{whose} has a null among its values: fill it or remove the row"
         )
     dtype = np.uint8 if values.type == pa.uint8() else np.float32
-    x: np.ndarray = values.to_numpy().astype(dtype).reshape(table.num_rows, -1)
+    x: np.ndarray = values.to_numpy().astype(dtype, copy=False).reshape(table.num_rows, -1)
     _refuse_infinite(path, table, x, names[0], layout.client)
     return x
 
