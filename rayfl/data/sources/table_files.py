@@ -122,14 +122,14 @@ def form_of_names(files: Sequence[Path], client: str) -> dict[str, str]:
 
 
 def _read_json(path: Path, client: str) -> pa.Table:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(content, list):
         raise ValueError("needed is a list of objects, one a row")
     return _of_objects(content)
 
 
 def _read_lines(path: Path, client: str) -> pa.Table:
-    lines = path.read_text(encoding="utf-8").split("\n")  # strings may have other ends of lines, such as U+2028
+    lines = path.read_text(encoding="utf-8-sig").split("\n")  # strings may have other ends of lines, such as U+2028
     return _of_objects([json.loads(line) for line in lines if line.strip()])
 
 

@@ -197,6 +197,22 @@ def test_relative_paths_are_looked_up_here_and_then_in_the_data_root(
         pooled(Path("none.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("f.csv", "x1,y\n1,0\n2,1\n"),
+        ("f.json", '[{"x1": 1, "y": 0}, {"x1": 2, "y": 1}]'),
+        ("f.jsonl", '{"x1": 1, "y": 0}\n{"x1": 2, "y": 1}\n'),
+    ],
+)
+def test_a_mark_of_utf_8_before_a_text_is_no_part_of_it(tmp_path: Path, name: str, text: str) -> None:
+    """As programs of Windows write it."""
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    samples = ParquetSource(path=tmp_path / name).open()
+    assert isinstance(samples, Samples)
+    assert samples.x.tolist() == [[1.0], [2.0]] and samples.y.tolist() == [0, 1]
+
+
 def test_one_of_path_and_paths_is_given() -> None:
     for options in ({}, {"path": "a", "paths": ["b"]}, {"path": "a", "shape": []}, {"path": "a", "shape": [0]}):
         with pytest.raises(ValidationError):
