@@ -139,6 +139,8 @@ def _lists(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
             f"{path}: column {names[0]!r}, row {other[0]}{whose} has {lengths[other[0]]} values, but row 0 has "
             f"{lengths[0]}: give every row as many"
         )
+    if not lengths[0]:
+        raise DataError(f"{path}: column {names[0]!r} has lists without values: name another with dataset.x")
     values = pc.list_flatten(column)
     if values.null_count:
         row = pc.index(pc.is_null(values), True).as_py() // int(lengths[0])

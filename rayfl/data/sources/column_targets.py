@@ -208,6 +208,8 @@ def _list(path: Path, table: pa.Table, name: str, target: Target, client: str | 
             f"{path}: column {name!r}, row {row}{owner(table, client, row)} has {lengths[row]} values, but row 0 has "
             f"{lengths[0]}: give every row one for each {'label' if target == 'labels' else 'number'}"
         )
+    if not lengths[0]:
+        raise DataError(f"{path}: column {name!r} has lists without values{_FIX}, or name another with dataset.y")
     values = pc.list_flatten(column)
     if values.null_count:
         row = pc.index(pc.is_null(values), True).as_py() // int(lengths[0])

@@ -37,6 +37,12 @@ GOOD: dict[str, Any] = {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1], "client": ["
         ({"y": [0, 5]}, {"num_classes": 5}, "dataset.num_classes is 5, but there is a label 5"),
         ({"y": [0, 40000]}, {}, "40001 classes; data with clients have 32768 at most"),
         ({"x": [[1.0, 2.0], [3.0]]}, {}, r"column 'x', row 1 \(client 'b'\) has 1 values, but row 0 has 2"),
+        ({"x": pa.array([[], []], pa.list_(pa.float32()))}, {}, "column 'x' has lists without values"),
+        (
+            {"y": pa.array([[], []], pa.list_(pa.float32()))},
+            {"target": "values"},
+            "column 'y' has lists without values: what is to be learned must be there",
+        ),
         ({"x": [[1.0, 2.0], None]}, {}, r"column 'x', row 1 \(client 'b'\) is null"),
         ({"x": [[1.0, 2.0], [3.0, None]]}, {}, r"column 'x', row 1 \(client 'b'\) has a null among"),
         ({"x": [[1.0, 2.0], [3.0, float("inf")]]}, {}, r"column 'x', row 1 \(client 'b'\) holds a value that"),
