@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ class Metric:
         sign: 1 if more is better, -1 if less is.
         by_client: whether clients have it, too, so that it has a spread over them.
         chosen: whether it is a choice among evaluations by the data that it is of: marked, never the best, not tested.
+        alike: whether the compared runs define it alike; else no number is the best, and it is not tested.
     """
 
     column: str
@@ -38,6 +40,17 @@ class Metric:
     sign: int
     by_client: bool = True
     chosen: bool = False
+    alike: bool = True
+
+    @property
+    def comparable(self) -> bool:
+        """Returns whether methods may be ranked and tested by it."""
+        return self.alike and not self.chosen
+
+    @property
+    def measured(self) -> str:
+        """Returns the metric of the task that it is of."""
+        return re.sub(f"^pooled_|({BEST_ROUND}|_worst5|_jain)$", "", self.column)
 
     def text(self, value: float | None) -> str:
         """Returns a number of the column as text; a dash for one that is missing."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from rayfl.errors import ConfigError, RunError
 from rayfl.naming.spelling import nearest
 from rayfl.report.columns import Metric, metrics_for
+from rayfl.report.definitions import told_apart
 from rayfl.report.grouping import Group, check_same_data, group_runs
 from rayfl.report.lines import DEFAULT, Line, Wanted, lines_of, undefined, with_best
 from rayfl.report.rows import (
@@ -98,12 +99,13 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     )
     notes += _gathered((run, note) for run in runs for note in run.notes)
     chosen = bool(wanted.metrics)
-    wanted = wanted if chosen else replace(wanted, metrics=metrics_for(evaluated))
+    metrics, apart = told_apart(evaluated, wanted.metrics if chosen else metrics_for(evaluated))
+    wanted, notes = replace(wanted, metrics=metrics), notes + apart
     groups = group_runs(evaluated)
     finished = [group for group in groups if group.finished]
     tested = wanted.metrics[0]
-    clients = over_clients(finished, tested.column) if tested.by_client else []
-    seeds = [] if tested.chosen else over_seeds(finished, tested.column)
+    clients = over_clients(finished, tested.column) if tested.by_client and tested.comparable else []
+    seeds = over_seeds(finished, tested.column) if tested.comparable else []
     lines = with_best([line for group in groups for line in lines_of(group, wanted)], wanted.metrics)
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
@@ -167,7 +169,7 @@ def _partners(groups: Sequence[Group], tests: Sequence[PairTest], tested: Metric
     paired = {label for test in tests for label in (test.first, test.second)}
     # What lacks the row itself is told apart.
     lonely = [group.label for group in groups if group.label not in paired and not any(map(lacking, group.runs))]
-    if len(groups) < 2 or not lonely:
+    if len(groups) < 2 or not lonely or not tested.alike:
         return []
     if tested.chosen:
         return ["no test: best rounds are not tested"]

@@ -184,7 +184,7 @@ def with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
 
     order = {}
     for metric in metrics:
-        values = set() if metric.chosen else {rank(line, metric) for line in eligible}
+        values = {rank(line, metric) for line in eligible} if metric.comparable else set()
         found = sorted((value for value in values if np.isfinite(value)), reverse=True)
         order[metric.column] = found[:2] if len(values) > 1 else []  # no line is the best where all are equal
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rayfl.report.columns import Metric
 from rayfl.report.comparison import Comparison
+from rayfl.report.definitions import told_apart
 from rayfl.report.grouping import Group
 from rayfl.report.lines import Cell, Line, undefined
 from rayfl.report.protocol import marks_caption, paper_caption
@@ -85,13 +86,15 @@ def paper_table(comparisons: Mapping[str, Comparison]) -> PaperTable:
     unfinished = ["† unfinished: after its last evaluation so far"] if any(not n.finished for n in everything) else []
     starred = any(line.key.seen_test for line in everything) or any(metric.chosen for metric in metrics)
     seen = ["* chosen on test data: not a fair estimate"] if starred else []
+    runs = [[run for group in one.groups for run in group.runs] for one in comparisons.values()]
+    apart = list(dict.fromkeys(note for family in runs for note in told_apart(family, metrics)[1]))
     return PaperTable(
         f"{caption} {tested}".strip(),
         list(comparisons),
         [metric.heading for metric in metrics],
         ("method",) if alone else ("method", "model"),
         {label: [row.get(column) for column in columns] for label, row in rows.items()},
-        [*unfinished, *seen, *undefined(everything, metrics)],
+        [*unfinished, *seen, *apart, *undefined(everything, metrics)],
     )
 
 

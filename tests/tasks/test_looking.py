@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.compute as pc
@@ -17,8 +18,9 @@ from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import CLASSIFICATION
 from rayfl.metrics.regression import RegressionMeasures
-from rayfl.report.columns import columns_of, metrics_for
+from rayfl.report.columns import Metric, columns_of, metrics_for
 from rayfl.report.comparison import compare
+from rayfl.report.definitions import told_apart
 from rayfl.results.schemas import (
     METRICS_KEY,
     first_metric,
@@ -133,6 +135,49 @@ def test_runs_of_one_task_are_compared_by_the_metrics_that_both_have(runs: dict[
     metrics = {row["metric"] for row in shown}
     assert {"top1", "loss", "auroc"} <= metrics and "f1_macro" not in metrics
     said("report", *both, "--out", str(tmp_path / "page"))
+
+
+def test_losses_of_two_kinds_are_shown_and_not_compared(runs: dict[str, Path], tmp_path: Path) -> None:
+    other = {"storage_path": str(tmp_path), "name": "other", "algorithm": "local", "task.loss": "absolute", **SHORT}
+    rayfl.run("quickstart-regression", **other)
+    both = [str(tmp_path / "other"), str(runs["ditto"])]
+    comparison = compare([load_run(name, REGISTERED) for name in both])
+    best = {name for line in comparison.lines for name, cell in line.cells.items() if cell.best}
+    assert {"mse", "mae", "r2"} <= best and "loss" not in best and comparison.clients
+    told = "loss: not defined alike, as the runs differ in task.loss (absolute, squared): no number of this column is"
+    assert sum(note.startswith(told) for note in comparison.notes) == 1
+    shown = json.loads(CliRunner().invoke(app, ["compare", *both, "--json", "--metric", "loss"]).stdout)
+    assert not shown["tests"] and {row["rank"] for row in shown["numbers"]} == {None}
+    paper = CliRunner().invoke(app, ["compare", *both, "--format", "markdown", "--metric", "loss"]).stdout
+    assert "not defined alike" in paper and "**" not in paper
+
+
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (
+            [{"task": {"name": "segmentation", "loss": "cross_entropy", "background": found}} for found in (True, False)],
+            ["dice, dice_worst5, iou"],
+        ),
+        (
+            [{"task": {"name": "segmentation", "loss": "dice", "background": found}} for found in (True, False)],
+            ["dice, dice_worst5, iou, loss"],
+        ),
+        ([{"task": {"name": "classification", "thresholds": n}} for n in (101, 501)], ["auroc"]),
+        (
+            [{"task": {"name": "language_model"}, "dataset": {"tokenizer": name}} for name in ("words", "bytes")],
+            ["dice, dice_worst5, iou, top1, auroc, loss"],
+        ),
+        ([{"task": {"name": "classification"}, "dataset": {"tokenizer": name}} for name in ("words", "bytes")], []),
+        ([{"task": {"name": "regression", "loss": "huber", "delta": n}} for n in (1.0, 2.0)], ["loss"]),
+    ],
+)
+def test_options_that_define_a_metric_are_known(contents: list[dict[str, Any]], told: list[str]) -> None:
+    names = ("dice", "dice_worst5", "iou", "top1", "auroc", "loss")
+    runs: list[Any] = [SimpleNamespace(content=content) for content in contents]
+    metrics, notes = told_apart(runs, [Metric(name, name, 1, 3, 1) for name in names])
+    assert [note.partition(":")[0] for note in notes] == told
+    assert [metric.column for metric in metrics if not metric.alike] == (told[0].split(", ") if told else [])
 
 
 def test_the_report_on_one_run(runs: dict[str, Path], tmp_path: Path) -> None:
