@@ -264,3 +264,16 @@ def test_figures_are_drawn_in_light_and_dark(page: Path, scheme: str, light: boo
     assert brightness > 240 if light else brightness < 40
     series = {True: (0x0B, 0x62, 0xA8), False: (0x6C, 0xB0, 0xF0)}[light]
     assert sum(count for count, colour in colours if colour == series) > 300
+
+
+def test_the_legend_shows_the_dashes_that_tell_32_curves_apart(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    start = text.index(">", text.index('<script type="application/json"')) + 1
+    chart = json.loads(text[start : text.index("</script>", start)])
+    chart["series"] = [{**chart["series"][0], "label": f"curve {number}"} for number in range(32)]
+    many = page.with_name("many.html")
+    many.write_text(text[:start] + json.dumps(chart) + text[text.index("</script>", start) :], encoding="utf-8")
+    html, complaints = browse(many, "--dump-dom")
+    assert complaints == ""
+    looks = re.findall(r'<span class="swatch" style="([^"]*)"></span>curve \d', html)
+    assert len(looks) == len(set(looks)) == 32

@@ -15,6 +15,12 @@
     return found;
   };
   const button = (text, pressed, action) => make("button", { type: "button", "aria-pressed": String(pressed), onclick: action }, text);
+  const dashes = (number) => DASHES[Math.floor(number / COLOURS) % DASHES.length];
+  const striped = (dash, ink) => {
+    let end = 0;
+    const stripes = dash.map((length, i) => `${i % 2 ? "transparent" : ink} ${end}px ${(end += length)}px`);
+    return stripes.length ? `repeating-linear-gradient(90deg, ${stripes})` : ink;
+  };
   const shown = (value, digits) => (value === null || value === undefined ? "-" : value.toFixed(digits));
 
   // Of equal places the last counts: a method that sends nothing stays at 0 bytes.
@@ -38,7 +44,7 @@
       owners.push({ number, at, end: at + columns.length, names: new Map(kept.map((i) => [xs[i], i])) });
       series.push({
         label: one.label, show: visible[number], stroke, width: 2, spanGaps: true,
-        dash: DASHES[Math.floor(number / COLOURS) % DASHES.length],
+        dash: dashes(number),
         points: { show: data.points || one.y.length <= 40, size: 6, fill: stroke },
       });
       if (one.edges) {
@@ -71,8 +77,7 @@
     const values = data.series.map(() => make("span", { class: "value" }));
     const entries = data.series.map((one, number) => {
       const swatch = make("span", { class: "swatch" });
-      swatch.style.borderColor = `var(--series-${number % COLOURS})`;
-      swatch.style.borderTopStyle = number < COLOURS ? "solid" : "dashed";
+      swatch.style.background = striped(dashes(number), `var(--series-${number % COLOURS})`);
       const entry = button("", true, () => {
         visible[number] = !visible[number];
         entry.setAttribute("aria-pressed", String(visible[number]));
