@@ -18,13 +18,18 @@ import pytest
 from PIL import Image
 
 from algorithms.registry import METHODS
+from rayfl.report.comparison import compare
+from rayfl.report.drawing import styled
+from rayfl.report.page import render
 from rayfl.report.rows import RowKey, final_by_key
+from rayfl.report.several import page_of_runs
 from rayfl.runs.finding import load_run
 from tests.support.documents import Document, rendered
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH")
 
+A4_PX = 680  # between its margins
 CLICKS = """
 "use strict";
 for (const name of ["accuracy %", "accuracy %"]) {
@@ -43,6 +48,8 @@ const beyond = [...document.querySelectorAll("caption")].filter(
 const [wide, room] = [document.documentElement.scrollWidth, document.documentElement.clientWidth];
 document.title = `${document.querySelectorAll("caption").length} captions, ${beyond.length} cut, ${wide - room} px`;
 """
+
+WIDTH = 'document.title = document.querySelector("#comparison-table").offsetWidth;'
 
 LOOKING = """
 "use strict";
@@ -245,6 +252,18 @@ def test_captions_are_whole_in_a_narrow_window_with_a_scroll_bar(page: Path) -> 
     found = re.search(r"<title>(\d+) captions, 0 cut, 0 px</title>", html)
     assert found, html[:2000]
     assert int(found[1]) > 1
+
+
+def test_on_paper_a_table_of_17_columns_is_whole(finished: Path, page: Path) -> None:
+    several = page.with_name("several.html")
+    names = ("fedavg-0", "fedavg-1", "superfed-mm-0", "superfed-mm-1")
+    runs = [load_run(str(finished / name), METHODS) for name in names]
+    with styled():
+        text = render(page_of_runs(runs, compare(runs)))
+    several.write_text(text.replace("@media print", "@media screen"), encoding="utf-8")
+    html, _ = browse(followed_by(WIDTH, several, "wide.html"), "--dump-dom", f"--window-size={A4_PX},800")
+    assert len(Document(html).tables["comparison-table"][1]) == 17
+    assert int(html.partition("<title>")[2].partition("<")[0]) <= A4_PX
 
 
 @pytest.mark.parametrize(("scheme", "light"), [("1", True), ("0", False)])
