@@ -44,7 +44,7 @@ def draw(
         x: ``rounds``, ``bytes`` (of all messages until then) or ``seconds`` (clients, server and commits, without
             evaluation); None: all three, or ``rounds`` alone in a figure as narrow as a paper's column.
         metric: the only one that is drawn, one of the task's; None: the first metric, and below it the loss.
-        model: a row; None: the personalized model, and dashed the global one.
+        model: a row; None: the personalized model, and with other dashes the global one.
         split: ``validation``, ``test`` or ``official``.
         cohort: ``all`` that may train, or ``unseen`` for those held out from training.
 
