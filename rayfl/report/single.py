@@ -111,7 +111,7 @@ def _bytes(count: int) -> str:
 def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
     own = own_key(run)
     first, second = headline_metrics(run.rounds)
-    loss = next(metric for metric in metrics_of(run.rounds) if metric.name == "loss")
+    losses = [metric for metric in metrics_of(run.rounds) if metric.name == "loss" != second.name]
     cells = []
     for key, row in rows.items():
         mark: Mark = "own" if key == own else ""
@@ -122,7 +122,7 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
                 spread_cell(row, first, mark),
                 metric_cell(row[f"{first.name}_worst5"], first, mark),
                 spread_cell(row, second, mark),
-                metric_cell(row["loss"], loss, mark),
+                *(metric_cell(row["loss"], loss, mark) for loss in losses),
             ]
         )
     last = next(iter(rows.values()))["round"]
@@ -132,7 +132,7 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
         "standard deviation over clients. Bold: the method's personalized model.",
         [
             *(Column(text, numeric=False) for text in ("model", "clients")),
-            *(Column(text) for text in (first.heading, "worst 5 %", second.heading, "loss")),
+            *(Column(text) for text in (first.heading, "worst 5 %", second.heading, *(loss.name for loss in losses))),
         ],
         cells,
         [SEEN_TEST] if any(key.seen_test for key in rows) else [],
