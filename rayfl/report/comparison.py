@@ -87,6 +87,11 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
         for run in evaluated
         if not run.finished
     )
+    ends = [(run, next(iter(final_by_key(run).values()))["round"]) for run in evaluated if run.finished]
+    if len({end for _, end in ends}) > 1:
+        notes += _gathered(
+            (run, f"its numbers are after round {end}, those of others after another") for run, end in ends
+        )
     notes += _gathered((run, f"in no test and in no curve, {why}") for run in evaluated if (why := lacking(run)))
     notes += _gathered(
         (
@@ -125,6 +130,12 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
             )
             for run in evaluated
             if (size := drawn_clients(run)) is not None
+        )
+        counts = [len(run.rounds.filter(run.measured.rows)["round"].unique()) for run in evaluated]
+        notes += _gathered(
+            (run, f"its best round is of {count} evaluations, that of others of more or fewer: more have a better best")
+            for run, count in zip(evaluated, counts, strict=True)
+            if len(set(counts)) > 1
         )
     if any(line.key.selected_on.startswith("validation") for line in lines) and runs[0].measured.split == "validation":
         notes.append("rows that were chosen on validation data are shown on the same data: these numbers flatter them")

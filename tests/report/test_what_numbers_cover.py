@@ -6,17 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import rayfl
 from algorithms.registry import METHODS
 from rayfl.cli.report import dataset_of
+from rayfl.metrics import CLASSIFICATION
+from rayfl.report.blocks import Table
 from rayfl.report.columns import columns_of
 from rayfl.report.comparison import compare
 from rayfl.report.formats import numbers
 from rayfl.report.lines import Wanted
 from rayfl.report.paper import paper_table
 from rayfl.report.single import page_of_run
+from rayfl.results.schemas import metrics_metadata
 from rayfl.runs.finding import load_run, load_runs
 from rayfl.runs.loading import Run
 from tests.report.test_comparison import configured
@@ -88,3 +92,44 @@ def test_evaluations_of_drawn_clients_have_no_best_round(copied: Copied, finishe
 def test_why_there_is_no_test(pair: list[Run], metric: str, said: str | None) -> None:
     notes = [note for note in compare(pair, Wanted([columns_of(pair)[metric]])).notes if note.startswith("no test")]
     assert [said is not None and note.startswith(said) for note in notes] == [True] * (said is not None)
+
+
+def loaded(finished: Path) -> list[Run]:
+    return load_runs([str(finished / name) for name in ("fedavg-0", "fedavg-1", "superfed-mm-0")], METHODS)
+
+
+def test_runs_of_other_lengths_are_said_to_be(copied: Copied, finished: Path) -> None:
+    runs = loaded(finished)
+    shorter = configured(copied("superfed-mm-0"), train={"rounds": 2})
+    for name in ("rounds", "clients"):
+        place = Path(shorter.uri) / f"{name}.parquet"
+        pq.write_table(pq.read_table(place, filters=pc.field("round") <= 2), place)
+    shorter = load_run(shorter.uri, METHODS)
+    notes = [note for note in compare([runs[0], shorter]).notes if "those of others" in note]
+    assert [note.partition(": ")[2] for note in notes] == [
+        f"its numbers are after round {end}, those of others after another" for end in (4, 2)
+    ]
+    assert not any("those of others" in note for note in compare(runs).notes)
+
+
+def test_best_rounds_of_more_evaluations_are_said_to_be(copied: Copied, finished: Path) -> None:
+    runs, seldom = loaded(finished), copied("fedavg-1")
+    rounds = pq.read_table(seldom / "rounds.parquet")
+    pq.write_table(rounds.filter(pc.field("round") != 2), seldom / "rounds.parquet")
+    wanted = Wanted((columns_of(runs)["top1_best_round"],))
+    said = "its best round is of {} evaluations"
+    assert not any("its best round" in note for note in compare(runs, wanted).notes)
+    notes = compare([runs[0], runs[2], load_run(str(seldom), METHODS)], wanted).notes
+    (two,), (one,) = ([note for note in notes if said.format(count) in note] for count in (2, 1))
+    assert "superfed-mm-0" in two and str(seldom) in one
+
+
+def test_a_task_whose_second_metric_is_the_loss_has_one_column_of_it(copied: Copied) -> None:
+    run = copied("fedavg-0")
+    two = metrics_metadata([metric for metric in CLASSIFICATION.metrics if metric.name in ("top1", "loss")])
+    table = pq.read_table(run / "rounds.parquet")
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, **two}), run / "rounds.parquet")
+    page, _ = page_of_run(load_run(str(run), METHODS), dataset_of)
+    summary = next(block for block in page.sections[0].blocks if isinstance(block, Table))
+    headings = [column.heading for column in summary.columns]
+    assert headings == ["model", "clients", "accuracy %", "worst 5 %", "loss nats"]

@@ -156,7 +156,10 @@ def test_losses_of_two_kinds_are_shown_and_not_compared(runs: dict[str, Path], t
     ("contents", "told"),
     [
         (
-            [{"task": {"name": "segmentation", "loss": "cross_entropy", "background": found}} for found in (True, False)],
+            [
+                {"task": {"name": "segmentation", "loss": "cross_entropy", "background": found}}
+                for found in (True, False)
+            ],
             ["dice, dice_worst5, iou"],
         ),
         (
