@@ -49,8 +49,14 @@ def outcomes(log_probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor,
         most probable classes are right, booleans of shape (n, min(5, C)).
     """
     chosen = log_probabilities.gather(1, labels[:, None])[:, 0]
-    top, classes = log_probabilities.topk(min(5, log_probabilities.shape[1]), dim=1)
+    top, classes = _most_probable(log_probabilities)
     return chosen, top[:, 0], classes == labels[:, None]
+
+
+def _most_probable(log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the five largest log-probabilities and their classes; ties are ordered alike for all metrics."""
+    top, classes = log_probabilities.topk(min(5, log_probabilities.shape[1]), dim=1)
+    return top, classes
 
 
 def summed(chosen: Tensor, top: Tensor, hits: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -184,7 +190,8 @@ class ClassificationMeasures(MeasuresBySample):
         if not self.further:
             return found
         classes = torch.arange(self.classes, device=targets.device)
-        own, said = (one[:, None] == classes for one in (targets, predictions.argmax(1)))
+        # Not argmax, which takes another one of equal classes than accuracy does.
+        own, said = (one[:, None] == classes for one in (targets, _most_probable(predictions)[1][:, 0]))
         return *found, own, said, predictions.exp()
 
     def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:

@@ -152,6 +152,16 @@ def test_auroc_of_sure_models_is_that_of_scikit_learn(count: int) -> None:
     assert scored(ClassificationMeasures(("auroc",), count, THRESHOLDS), same, y)["auroc"] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("count", [4, 10, 100])
+def test_of_equal_classes_macro_f1_takes_the_one_that_accuracy_takes(count: int) -> None:
+    measures = ClassificationMeasures(["f1_macro"], count)
+    undecided = torch.zeros(1, count).log_softmax(1)
+    vectors = [measures.statistics(undecided, torch.tensor([label])).numpy() for label in range(count)]
+    found = measures.values(np.stack(vectors))
+    assert found["top1"].sum() == 1
+    assert found["f1_macro"].tolist() == found["top1"].tolist()
+
+
 def test_further_metrics_leave_those_of_classification_as_they_are() -> None:
     measures, predictions, y = CASES["classification"]
     plain, more = CLASSIFICATION.statistics(predictions, y), measures.statistics(predictions, y)
