@@ -122,6 +122,9 @@ class BaseFolder:
         return found
 
     def _weight_files(self) -> list[Path]:
+        # Where a folder was saved to twice it may have both. transformers reads the one file then.
+        if (self.path / _SINGLE).is_file():
+            return [self.path / _SINGLE]
         if (self.path / _INDEX).is_file():
             index = _json(self.path / _INDEX)
             names = index.get("weight_map")
@@ -131,8 +134,6 @@ class BaseFolder:
             if missing := [file.name for file in files if not file.is_file()]:
                 raise ModelError(f"model.folder: {self.path} lacks the shards {missing}, which {_INDEX} names")
             return files
-        if (self.path / _SINGLE).is_file():
-            return [self.path / _SINGLE]
         pickled = sorted(file.name for file in self.path.iterdir() if file.suffix in _PICKLED)
         if pickled:
             raise ModelError(

@@ -16,7 +16,7 @@ from rayfl.errors import ConfigError, ModelError
 from rayfl.models.pretrained import loading, making
 from rayfl.models.pretrained.folder import RECORD, BaseFolder
 from rayfl.models.pretrained.section import PretrainedModel
-from tests.support.bases import IMAGES, base, inputs, trained, write_base
+from tests.support.bases import IMAGES, base, inputs, trained, transformers, write_base
 
 
 def copied(tmp_path: Path, name: str = "copy") -> Path:
@@ -39,6 +39,25 @@ def test_one_file_and_many_shards_are_one_base(tmp_path: Path) -> None:
     models = [PretrainedModel(folder=str(folder)).network(IMAGES) for folder in (whole, parts)]
     tree, x = trained(models[0], 0), inputs("vit", 3, 0)
     assert torch.equal(models[0].logits(tree, x), models[1].logits(tree, x))
+
+
+@pytest.mark.parametrize("shards", [("40KB", "5GB"), ("5GB", "40KB")], ids=["shards first", "one file first"])
+def test_a_folder_that_was_saved_to_twice_is_the_model_that_transformers_reads(
+    shards: tuple[str, str], tmp_path: Path
+) -> None:
+    """In whatever type: files of another type are read by other code."""
+    for seed, shard in enumerate(shards):
+        write_base("vit", tmp_path, shard, seed)
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).state_dict()
+    name = "vit.embeddings.cls_token"
+    read = BaseFolder(tmp_path).tensor(name)
+    assert read is not None and torch.equal(read, theirs[name])
+    net, x = PretrainedModel(folder=str(tmp_path)).network(IMAGES), inputs("vit", 1, 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        net.compute_in(dtype)
+        net.logits(net.initialize(0), x)
+        (own,) = net._bases.values()
+        assert torch.equal(own.state_dict()[name], theirs[name].to(dtype))
 
 
 def test_the_checksum_is_that_of_weights_and_of_what_is_computed(tmp_path: Path) -> None:
@@ -97,8 +116,10 @@ def spoil(folder: Path, how: str) -> None:
     elif how == "cut":
         weights.write_bytes(weights.read_bytes()[:-100])
     elif how == "missing shard":
+        weights.unlink()
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
     elif how == "outside":
+        weights.unlink()
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../one.safetensors"}}))
     elif how == "unknown":
         config = json.loads((folder / "config.json").read_text())
