@@ -17,6 +17,7 @@ import safetensors
 from torch import Tensor
 
 from rayfl.errors import ModelError
+from rayfl.models.pretrained.peft_files import SETTINGS
 
 RECORD = "rayfl-base.json"
 """Where the checksum of a folder is kept, with size and time of the files that it is of."""
@@ -55,7 +56,8 @@ class BaseFolder:
         path: the folder.
 
     Raises:
-        ModelError: there is no such folder, a file is missing or damaged, or the weights are pickled.
+        ModelError: there is no such folder, a file is missing or damaged, the weights are pickled, or an adapter lies
+            beside them.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -68,6 +70,12 @@ class BaseFolder:
                 f"rayfl model make {small} --out {self.path}"
             )
         self.config = _json(self.path / _CONFIG)
+        if (self.path / SETTINGS).exists():
+            raise ModelError(
+                f"model.folder: {self.path} has an adapter ({SETTINGS}) beside its weights, which transformers would "
+                "add to them where peft is installed: give a folder of the base alone; model.adapter.start names one "
+                "with an adapter to begin from"
+            )
         self.files = self._weight_files()
         self.entries = {name: entry for file in self.files for name, entry in _header(file)}
 

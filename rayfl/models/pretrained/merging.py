@@ -16,6 +16,7 @@ from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.loading import quiet
 from rayfl.models.pretrained.mixing import delta_name, is_delta
 from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.models.pretrained.peft_files import SETTINGS
 from rayfl.models.pretrained.sites import is_transposed
 
 ABOUT = "rayfl.json"
@@ -59,7 +60,7 @@ def write_model(
     """Writes a merged model that ``from_pretrained`` of transformers loads; see :func:`merge`.
 
     Args:
-        folder: is made; must have no model.
+        folder: is made; must have neither a model nor an adapter.
         network: see :func:`merge`.
         tensors: see :func:`merge`.
         description: goes into the file :data:`ABOUT`.
@@ -68,10 +69,12 @@ def write_model(
         What was written.
 
     Raises:
-        ConfigError: the folder has a model, or cannot be written.
+        ConfigError: the folder has a model or an adapter, or cannot be written.
     """
     if (folder / "config.json").exists():
         raise ConfigError(f"--out: {folder} has a model: name another folder, or remove it")
+    if (folder / SETTINGS).exists():  # which from_pretrained would add once more
+        raise ConfigError(f"--out: {folder} has an adapter: name another folder, or remove it")
     module = merge(network, tensors)
     own = BaseFolder(network.source.folder).config
     if "use_cache" in own:

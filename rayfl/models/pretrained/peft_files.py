@@ -24,16 +24,18 @@ def write_adapter(
     """Writes an adapter that ``PeftModel.from_pretrained`` loads over the same base.
 
     Args:
-        folder: is made; must have no adapter.
+        folder: is made; must have neither an adapter nor a model.
         tensors: by name in a tree.
         settings: the content of ``adapter_config.json``.
         description: goes into the metadata of the weights, under ``rayfl``.
 
     Raises:
-        ConfigError: the folder has an adapter, or cannot be written.
+        ConfigError: the folder has an adapter or a model, or cannot be written.
     """
     if (folder / WEIGHTS).exists():
         raise ConfigError(f"--out: {folder} has an adapter: name another folder, or remove it")
+    if (folder / "config.json").exists():  # whose weights from_pretrained would add the adapter to
+        raise ConfigError(f"--out: {folder} has a model: name another folder, or remove it")
     named = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ import torch
 from rayfl.errors import ConfigError, ModelError
 from rayfl.models.pretrained import loading, making
 from rayfl.models.pretrained.folder import RECORD, BaseFolder
+from rayfl.models.pretrained.peft_files import SETTINGS
 from rayfl.models.pretrained.section import PretrainedModel
 from tests.support.bases import IMAGES, base, inputs, trained, transformers, write_base
 
@@ -121,6 +122,8 @@ def spoil(folder: Path, how: str) -> None:
     elif how == "outside":
         weights.unlink()
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../one.safetensors"}}))
+    elif how == "adapter":
+        (folder / SETTINGS).write_text("{}")
     elif how == "unknown":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"model_type": "swin"}))
@@ -137,6 +140,7 @@ def spoil(folder: Path, how: str) -> None:
         ("cut", "ends before its last tensor: copy it again"),
         ("missing shard", r"lacks the shards \['one\.safetensors'\]"),
         ("outside", "has no weight_map that names files beside it"),
+        ("adapter", r"has an adapter \(adapter_config\.json\) beside its weights"),
         ("unknown", r"model_type='swin'; known are vit, .*my_module:factory"),
     ],
 )

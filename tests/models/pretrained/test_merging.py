@@ -18,6 +18,7 @@ from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.merging import ABOUT, merge, write_model
 from rayfl.models.pretrained.mixing import blended
 from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.models.pretrained.peft_files import write_adapter
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.export import export_merged
 from rayfl.runs.folder import open_run
@@ -28,6 +29,7 @@ from tests.support.bases import (
     inputs,
     language_network,
     network,
+    section,
     texts,
     trained,
     transformers,
@@ -87,6 +89,19 @@ def test_a_language_model_with_merged_adapters_has_the_same_outputs(family: str,
     assert model.config.use_cache  # to generate with
     with pytest.raises(ConfigError, match="has a model: name another folder"):
         write_model(tmp_path / "whole", net, whole, {})
+
+
+def test_a_model_and_an_adapter_are_not_written_to_one_folder(tmp_path: Path) -> None:
+    """There from_pretrained would add the adapter to weights that have it already."""
+    net = network("vit")
+    tree = net.initialize(0)
+    settings = section("vit").peft_settings(list(tree))
+    write_model(tmp_path / "model", net, tree, {})
+    with pytest.raises(ConfigError, match="has a model: name another folder"):
+        write_adapter(tmp_path / "model", tree, settings, {})
+    write_adapter(tmp_path / "adapter", tree, settings, {})
+    with pytest.raises(ConfigError, match="has an adapter: name another folder"):
+        write_model(tmp_path / "adapter", net, tree, {})
 
 
 def test_adapters_of_a_higher_rank_are_merged_at_the_scale_of_the_network() -> None:
