@@ -85,7 +85,8 @@ class AdapterFolder:
         Raises:
             ModelError: it is not, with what to set.
         """
-        found = tuple(self.settings.get(key) for key in _COMPARED)
+        # Files of older versions of peft do not have the last one.
+        found = (*(self.settings.get(key) for key in _COMPARED[:2]), bool(self.settings.get(_COMPARED[2])))
         if found != (rank, alpha, rooted):
             scaling = "alpha_over_sqrt_r" if found[2] else "alpha_over_r"
             raise ModelError(

@@ -227,6 +227,11 @@ def test_an_adapter_to_begin_from_is_checked_and_counts(tmp_path: Path) -> None:
     start = {"r": 3, "alpha": 6, "start": str(tmp_path / "one")}
     with pytest.raises(ModelError, match=r"needs model\.adapter\.r=3 model\.adapter\.alpha=6"):
         section("vit", adapter={**start, "r": 4}).network(IMAGES)
+    older = json.loads((tmp_path / "one" / SETTINGS).read_text())
+    del older["use_rslora"]
+    write_adapter(tmp_path / "older", trained(net, 0), older, {})
+    again = section("vit", adapter={**start, "start": str(tmp_path / "older")}).network(IMAGES)
+    assert_equal(again.initialize(1), trained(net, 0))
     with pytest.raises(ModelError, match=r"does not fit model\.adapter\.targets"):
         section("vit", adapter={**start, "targets": ["q_proj"]}).network(IMAGES)
     with pytest.raises(ModelError, match="has no adapter of peft"):
