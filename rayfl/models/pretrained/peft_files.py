@@ -72,12 +72,17 @@ class AdapterFolder:
         self.sha256 = hashlib.sha256(content + settings.encode()).hexdigest()
         if self.settings.get("peft_type") != "LORA":
             raise ModelError(f"model.adapter.start: {self.path} has a {self.settings.get('peft_type')}, not LORA")
-        for key in _PLAIN:
+        for key in (*_PLAIN, *_FURTHER):
             if self.settings.get(key) not in (None, False, {}, [], "none"):
                 raise ModelError(
                     f"model.adapter.start: {self.path} has {key}={self.settings[key]!r}, which cannot be continued: "
                     "plain LoRA alone can"
                 )
+        if (drawn := self.settings.get(_DRAWN)) not in (None, True, False, *_OVER_THE_BASE):
+            raise ModelError(
+                f"model.adapter.start: {self.path} has {_DRAWN}={drawn!r}, of which a part was taken out of the base: "
+                "have peft convert it to plain LoRA (path_initial_model_for_weight_conversion of save_pretrained)"
+            )
 
     def check(self, rank: int, alpha: float, rooted: bool) -> None:
         """Makes sure that it is of the rank and scale of the section ``model.adapter``.
@@ -99,7 +104,7 @@ class AdapterFolder:
 
         Args:
             shapes: of adapters and head in the tree.
-            head: what names of the head begin with; a head of another shape is left out, to be drawn again.
+            head: what names of the head begin with; those of another shape are left out, to be drawn again.
 
         Raises:
             ModelError: it lacks a factor, or has one of another shape or place.
@@ -123,3 +128,18 @@ class AdapterFolder:
 
 _COMPARED = ("r", "lora_alpha", "use_rslora")
 _PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "bias", "trainable_token_indices")
+"""Settings of adapters that are not plain; part of the checksum, so that no more are added."""
+
+_FURTHER = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "monteclora_config",
+    "use_bdlora",
+    "use_qalora",
+)
+"""Further ones."""
+
+_DRAWN, _OVER_THE_BASE = "init_lora_weights", ("gaussian", "eva", "orthogonal", "mica")
+"""How peft drew an adapter, and the ways that leave the base as it is."""
