@@ -110,7 +110,8 @@ class AdapterFolder:
             ModelError: it lacks a factor, or has one of another shape or place.
         """
         adapters = {name for name in shapes if not name.startswith(head)}
-        own = {name for name in self.tensors if not name.startswith(head)}
+        # Of a head that the tree does not have none may be left out: outputs would be those of another model.
+        own = {name for name in self.tensors if not (name.startswith(head) and name in shapes)}
         wrong = sorted(
             name
             for name in adapters | own
