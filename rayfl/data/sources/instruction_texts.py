@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from string import Formatter
 from typing import Any, Protocol
+
+import numpy as np
 
 from rayfl.data.sources.tokenizers import (
     BYTES,
@@ -83,7 +87,7 @@ def template_of(name: str) -> Template:
 
 
 class Encoder(Protocol):
-    """Makes tokens of prompts and responses, each apart.
+    """Makes tokens of prompts and responses, each apart, or of whole texts.
 
     Attributes:
         vocabulary: how many tokens there are.
@@ -105,6 +109,13 @@ class Encoder(Protocol):
         """The tokens of responses, without those that begin or end a text."""
         ...
 
+    def pieces(self, texts: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """The tokens of whole texts that are given in pieces, by piece; every second piece is learned.
+
+        A token of both sides of a border counts to the piece that is learned.
+        """
+        ...
+
 
 class _Bytes:
     """The bytes of UTF-8."""
@@ -118,6 +129,9 @@ class _Bytes:
         return [byte_tokens(text) for text in texts]
 
     responses = prompts
+
+    def pieces(self, texts: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        return [self.prompts(pieces) for pieces in texts]
 
 
 class _Library:
@@ -142,6 +156,26 @@ class _Library:
 
     def responses(self, texts: Sequence[str]) -> list[list[int]]:
         return [one.ids for one in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def pieces(self, texts: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        # Some tokenizers say of blanks that they are nowhere in a text. This processor leaves places as they are.
+        whole = type(self._tokenizer).from_str(self._tokenizer.to_str())
+        whole.post_processor = import_module("tokenizers").processors.ByteLevel(trim_offsets=False)
+        found = whole.encode_batch(["".join(pieces) for pieces in texts], add_special_tokens=False)
+        return [_in_pieces(one, pieces) for one, pieces in zip(found, texts, strict=True)]
+
+
+def _in_pieces(found: Any, pieces: Sequence[str]) -> list[list[int]]:
+    """The tokens of a text by piece."""
+    places = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+    ends = np.cumsum([len(piece) for piece in pieces])
+    borders = [0]
+    for number in range(1, len(pieces), 2):
+        start, stop, before = ends[number - 1], ends[number], borders[-1]
+        own = np.flatnonzero((places[:, 1] > start) & (places[:, 0] < stop))
+        borders += [max(int(own[0]), before), int(own[-1]) + 1] if len(own) and start < stop else [before, before]
+    borders[-1] = len(places)
+    return [found.ids[start:stop] for start, stop in pairwise(borders)]
 
 
 def _without_ending(found: Any) -> list[int]:

@@ -123,6 +123,8 @@ class InstructionsSource(CopiedSource):
             **form_of_names(self.files, self.client),
             "template": CHAT if self._chats else template_of(self.template).text,
             "tokenizer": self._tokenizer_checked() or self.tokenizer,
+            # Copies of older releases have tokens of each piece of a conversation.
+            **({"tokens_of": "whole conversations"} if self._chats else {}),
         }
 
     def _noted(self) -> dict[str, Any]:

@@ -27,19 +27,9 @@ def tokens_of_responses(rows: Pieces, encoder: Encoder) -> list[list[list[int]]]
 
 
 def tokens_of_turns(rows: Pieces, encoder: Encoder) -> list[list[list[int]]]:
-    """The tokens of conversations, piece by piece; their template has written what begins and ends a turn.
-
-    Where the tokenizer puts a blank before every text, that is the one with which a piece begins.
-    """
-    flat = [
-        piece.removeprefix(" ") if place and encoder.puts_blanks else piece
-        for row in rows
-        for place, piece in enumerate(row)
-    ]
-    tokens = iter(encoder.responses(flat))
+    """The tokens of conversations, by piece; their template has written what begins and ends a turn."""
     ending = [] if encoder.end is None else [encoder.end]
-    found = [[next(tokens) for _ in row] for row in rows]
-    return [[*pieces[:-1], [*pieces[-1], *ending]] for pieces in found]
+    return [[*pieces[:-1], [*pieces[-1], *ending]] for pieces in encoder.pieces(rows)]
 
 
 def rows_of(
