@@ -67,7 +67,9 @@ class ChatTemplate:
             DataError: the template refuses the messages.
         """
         try:
-            return self._template.render(messages=messages, add_generation_prompt=opens, **self.tokens)
+            # Templates ask of tools and documents whether they are none, as transformers has them.
+            nothing = {"tools": None, "documents": None}
+            return self._template.render(messages=messages, add_generation_prompt=opens, **nothing, **self.tokens)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise DataError(f"the chat template in {self.path} refuses it: {error}") from error
 

@@ -127,6 +127,13 @@ def test_the_blank_of_a_tokenizer_is_the_one_a_piece_begins_with(tmp_path: Path)
     assert learned(found, 0, folder) == " Hello!"
 
 
+def test_a_template_is_told_that_there_are_no_tools(tmp_path: Path) -> None:
+    asking = "{% if tools is not none or documents is not none %}{{ 'Tools: ' }}{% endif %}" + CHATML
+    folder = tokenizer(tmp_path / "base", asking)
+    plain = opened([{"messages": TALK}], tokenizer(tmp_path / "plain"))
+    assert (opened([{"messages": TALK}], folder).x == plain.x).all()
+
+
 def test_the_template_counts_in_what_identifies_a_run(tmp_path: Path) -> None:
     folder = tokenizer(tmp_path / "base")
     file = tmp_path / "rows.json"
