@@ -173,6 +173,12 @@ class PretrainedModel(Architecture):
         # A token of the data's own that only fills rows up is never read where the model is causal.
         padded = spec.target == "tokens" and spec.padding == config.get("vocab_size")
         if spec.vocabulary - padded > int(config.get("vocab_size", 0)):
+            if spec.padding == config.get("vocab_size"):
+                raise self.misfit(
+                    spec,
+                    "rows that are filled up with a token of the base, and its tokenizer names none: set pad_token in "
+                    "tokenizer_config.json beside it, for instance to the token that ends a text",
+                )
             raise self.misfit(spec, f"tokens below {config.get('vocab_size')}: use the tokenizer of the base")
         most = config.get("max_position_embeddings", config.get("n_positions"))
         if most is not None and spec.shape[0] > (most := int(most) - family.first_position):

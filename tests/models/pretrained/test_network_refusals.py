@@ -108,6 +108,12 @@ def test_rows_with_another_padding_than_the_base_has_are_refused() -> None:
         section("bert").network(replace(spec, padding=0, vocabulary=9000))
 
 
+def test_a_tokenizer_that_names_no_padding_is_told_where_to_name_it() -> None:
+    """GPT-2's and Llama's: rows have a token of their own behind all others then, which no base knows."""
+    with pytest.raises(ModelError, match=r"its tokenizer names none: set pad_token in tokenizer_config\.json"):
+        section("gpt2").network(InputSpec("tokens", (12,), 4, vocabulary=51, padding=50))
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "spec", "frozen", "factors", "head"),
     [
