@@ -86,6 +86,15 @@ class BoundModel:
     def draws(self, count: int) -> None:
         self._forward_pass.calls = count
 
+    def replaced(self, tree: Mapping[str, Tensor]) -> list[str]:
+        """Names of what the last pass has put tensors with other values in the place of, which no tree has.
+
+        Args:
+            tree: that of the pass.
+        """
+        now = {name: tensors[key] for tensors, key, name in self._slots if tensors[key] is not tree[name]}
+        return [name for name, tensor in now.items() if tensor is None or not torch.equal(tensor, tree[name])]
+
     def release(self) -> None:
         """Lets go of the last tree."""
         for tensors, key, _ in self._slots:

@@ -71,7 +71,7 @@ def try_training(network: Network, spec: InputSpec, model: str) -> None:
         model: what to call the model in messages.
 
     Raises:
-        ModelError: autograd refuses the model.
+        ModelError: autograd refuses the model, or the model replaces one of its buffers.
     """
     tree = network.initialize(0)
     moved = [tree[name].requires_grad_() for name in network.parameter_names]
@@ -80,10 +80,17 @@ def try_training(network: Network, spec: InputSpec, model: str) -> None:
             network.begin_step(torch.tensor(0), False)
             logits = network.logits(tree, made_up_inputs(spec, 0), training=True)
             torch.autograd.grad(logits.square().mean(), moved, materialize_grads=True)
+        replaced = network.replaced(tree)
     except Exception as error:  # whatever the model's own code raises
         raise ModelError(f"{model} cannot be trained: {text_of(error)}") from error
     finally:
         network.release()
+    if replaced:
+        name = replaced[0].removeprefix("body.")
+        raise ModelError(
+            f"{model}: a pass in training mode puts another tensor in the place of {name}, which would be lost with it: "
+            f"change it in place, as in self.{name}.copy_(...)"
+        )
 
 
 def _trained(network: Network, tree: dict[str, Tensor], x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -132,6 +132,20 @@ class Counting(Own):
         return super().features(x) / (1 + self.count)
 
 
+class Replacing(Own):
+    """Keeps a running mean, each time in another tensor."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__(spec)
+        self.register_buffer("mean", torch.zeros(5))
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * features.detach().mean(0)
+        return features - self.mean
+
+
 def pixelwise(spec: InputSpec) -> nn.Module:
     return nn.Linear(2, spec.num_classes)
 
