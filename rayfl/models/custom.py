@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from rayfl.errors import ModelError, RayflError, text_of
 from rayfl.examples import InputSpec
+from rayfl.models.anatomy import named_tensors
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.split import PixelModel, SplitModel, is_pixelwise
@@ -22,6 +23,10 @@ from rayfl.naming.texts import ObjectPath
 _LEFT_BEHIND = (
     "a pass in training mode changes what is in no client's model, so that all clients would share it; keep it in a "
     "buffer of floating-point numbers: self.register_buffer(name, torch.zeros(()))"
+)
+_HELD = (
+    "it computes with tensors that are not the ones at the names of its parameters, so that these would be trained in "
+    "vain: have forward take them from its layers (self.layer.weight), and not from a list, a closure or a cache"
 )
 
 
@@ -44,7 +49,10 @@ class CustomModel(Architecture):
     )
 
     def build(self, spec: InputSpec) -> ClassificationModel:
-        module = self._made(spec)
+        return self._as_model(self._made(spec), spec)
+
+    def _as_model(self, module: nn.Module, spec: InputSpec) -> ClassificationModel:
+        """A module, which is changed, as features and head."""
         if isinstance(module, ClassificationModel):
             if self.head is not None:
                 raise ModelError(f"{self._label}: head is {self.head!r}, but the model says itself which its head is")
@@ -92,6 +100,8 @@ class CustomModel(Architecture):
                 # What the training passes of the trial have left behind is not in a network that has seen none.
                 trained = _is_made_by(Network(partial(self.build, spec)), made, x)
                 raise ModelError(f"{self._label}: {_LEFT_BEHIND if trained else self._otherwise_made}")
+            if not _follows_its_tree(network, self._as_model(module, spec), x):
+                raise ModelError(f"{self._label}: {_HELD}")
         return network
 
     @property
@@ -137,6 +147,17 @@ class CustomModel(Architecture):
 def _is_made_by(network: Network, logits: Tensor, x: Tensor) -> bool:
     """Returns whether a network's initial model of the seed 0 makes these logits."""
     return torch.allclose(logits, network.logits(network.initialize(0), x), rtol=1e-4, atol=1e-5)
+
+
+def _follows_its_tree(network: Network, model: ClassificationModel, x: Tensor) -> bool:
+    """Returns whether a network makes of another tree what a model makes into whose own tensors this is written."""
+    tree = {name: leaf * (1 + 0.1 * torch.rand_like(leaf)) for name, leaf in network.initialize(0).items()}
+    for name, tensor in named_tensors(model).items():
+        if name in tree:
+            tensor.copy_(tree[name])
+    expected = model(x)
+    error = (network.logits(tree, x) - expected).abs().max()
+    return not bool(error > 1e-3 * expected.abs().max())
 
 
 def _is_head(layer: nn.Module, spec: InputSpec) -> bool:

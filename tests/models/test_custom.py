@@ -86,6 +86,7 @@ def test_what_cannot_be_vectorized_is_found_by_running_it(name: str, reason: str
         ("overwriting", "4", "cannot be trained: .*inplace operation"),
         ("lazy", "2", r"no sizes yet \(1.weight, 1.bias\).*spec.shape"),
         ("Counting", None, "all clients would share it; .*register_buffer"),
+        ("Listing", None, "would be trained in vain: .* not from a list"),
         ("Replacing", None, r"another tensor in the place of mean, .*: change it in place, as in self\.mean\.copy_"),
         ("nothing", None, "returned a NoneType"),
     ],

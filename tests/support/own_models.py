@@ -132,6 +132,17 @@ class Counting(Own):
         return super().features(x) / (1 + self.count)
 
 
+class Listing(Own):
+    """Computes with a weight that it keeps in a list."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__(spec)
+        self.weights = [self.inner.weight]
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.relu(functional.linear(x.flatten(1), self.weights[0]))
+
+
 class Replacing(Own):
     """Keeps a running mean, each time in another tensor."""
 
