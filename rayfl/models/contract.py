@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
@@ -24,7 +25,8 @@ def check_model(skeleton: ClassificationModel, everything: Collection[str], trai
     """
     model, head_weight = type(skeleton).__name__, f"{skeleton.head_module}.weight"
     if head_weight not in everything:
-        raise ModelError(f"model {model}: head_module is {skeleton.head_module!r}, but there is no such linear layer")
+        why = _why_no_weight(skeleton, everything)
+        raise ModelError(f"model {model}: head_module is {skeleton.head_module!r}, but {why}")
     if not trained:
         raise ModelError(
             f"model {model}: no parameter requires a gradient, so that there is nothing to train: leave "
@@ -37,3 +39,15 @@ def check_model(skeleton: ClassificationModel, everything: Collection[str], trai
         raise ModelError(f"model {model}: classifier_modules must contain the head {skeleton.head_module!r}")
     if any(isinstance(m, _BatchNorm) and m.track_running_stats and m.momentum is None for m in skeleton.modules()):
         raise ModelError(f"model {model}: batch normalization needs a momentum, a cumulative average has none")
+
+
+def _why_no_weight(skeleton: ClassificationModel, everything: Collection[str]) -> str:
+    """Returns why the head has no weight of its name."""
+    layer = dict(skeleton.named_modules()).get(skeleton.head_module)
+    weight = getattr(layer, "weight", None)
+    if not isinstance(layer, nn.Linear) or not isinstance(weight, Tensor):
+        return "there is no such linear layer"
+    shared = [name for name in everything if skeleton.get_parameter(name) is weight]
+    if shared:
+        return f"its weight is also {shared[0]}: methods work on the head alone, so give it a weight of its own"
+    return "its weight is computed of other tensors: give it a plain weight, without parametrization"

@@ -60,7 +60,7 @@ class CustomModel(Architecture):
         heads = {name: child for name, child in module.named_modules() if name and _is_head(child, spec)}
         if self.head is None or self.head not in heads:
             of_pixels = " (or a convolution of one pixel)" if spec.target == "mask" else ""
-            found = f"there are {', '.join(heads)}: set model.head={next(iter(heads))}" if heads else "there is none"
+            found = f"there are {', '.join(heads)}: set model.head={list(heads)[-1]}" if heads else "there is none"
             raise ModelError(
                 f"{self._label}: head is {self.head!r}, but must name the linear layer{of_pixels} that makes the "
                 f"logits; {found}"

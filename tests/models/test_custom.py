@@ -72,7 +72,7 @@ def test_what_cannot_be_vectorized_is_found_by_running_it(name: str, reason: str
 @pytest.mark.parametrize(
     ("name", "head", "reason"),
     [
-        ("plain", None, "there are 1, 3"),
+        ("plain", None, r"there are 1, 3: set model\.head=3"),
         ("plain", "2", "there are 1, 3"),
         ("plain", "1", "but not in two parts, its layer '1' after all others: head must name the layer that makes the"),
         ("pixelwise", "", "there is none"),
@@ -95,6 +95,18 @@ def test_what_is_wrong_with_a_model_is_said(name: str, head: str | None, reason:
     with pytest.raises(ModelError, match=reason) as error:
         own(name, head).network(IMAGE)
     assert f"own_models:{name}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "reason"),
+    [
+        ("tied", "2", "its weight is also body.1.weight: .*a weight of its own"),
+        ("normalized", "1", "its weight is computed of other tensors"),
+    ],
+)
+def test_a_head_without_a_weight_of_its_own_is_refused_with_the_reason(name: str, head: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        own(name, head).network(InputSpec("image", (1, 6, 2), 12))
 
 
 def test_inputs_it_cannot_take_and_names_it_cannot_find() -> None:

@@ -157,6 +157,17 @@ class Replacing(Own):
         return features - self.mean
 
 
+def tied(spec: InputSpec) -> nn.Module:
+    """The last layer has the weight of the first."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False))
+    model[2].weight = model[1].weight
+    return model
+
+
+def normalized(spec: InputSpec) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(12, spec.num_classes)))
+
+
 def pixelwise(spec: InputSpec) -> nn.Module:
     return nn.Linear(2, spec.num_classes)
 
