@@ -86,9 +86,9 @@ class _TorchvisionModel(ImageClassifier):
         known = models.list_models(module=models)
         if name not in known:
             raise ModelError(f"model {self.name}: torchvision has no classifier {name!r}{nearest(name, known)}")
-        make = partial(models.get_model, name, **_OPTIONS.get(name, {}))
+        make = partial(models.get_model, name)
         if self.weights != "imagenet":
-            module: nn.Module = make(weights=None, num_classes=classes)
+            module: nn.Module = make(weights=None, num_classes=classes, **_OPTIONS.get(name, {}))
             head = last_linear_layer(module)
             if self.weights is not None:
                 load_weights(module, self.weights, head or _SQUEEZENET_HEAD, f"model {self.name}")
@@ -101,10 +101,20 @@ class _TorchvisionModel(ImageClassifier):
                 f"nor can they be downloaded ({type(error).__name__}: {error}); put the file into the cache's folder "
                 "checkpoints, or name it as weights"
             ) from error
+        if name in _OPTIONS:  # with weights torchvision refuses the options
+            _without_training_heads(module)
         head = last_linear_layer(module)
         parent, _, leaf = (head or _SQUEEZENET_HEAD).rpartition(".")
         setattr(module.get_submodule(parent), leaf, _renewed(module.get_submodule(head or _SQUEEZENET_HEAD), classes))
         return module, head
+
+
+def _without_training_heads(module: Any) -> None:
+    """Takes the heads that are for training only out of GoogLeNet or Inception."""
+    module.aux_logits = False
+    for name in ("aux1", "aux2", "AuxLogits"):
+        if hasattr(module, name):
+            setattr(module, name, None)
 
 
 def _renewed(layer: nn.Module, classes: int) -> nn.Module:

@@ -83,6 +83,23 @@ def test_imagenet_weights_with_a_new_head(config: Any, name: str, monkeypatch: p
     assert not any(value.shape == thousand.shape and torch.equal(value, thousand) for value in state.values())
 
 
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_imagenet_weights_of_models_with_heads_for_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features are torchvision's, which brings such weights' inputs to another scale itself."""
+    torch.manual_seed(0)
+    state = models.get_model(name, weights=None, aux_logits=True, init_weights=False).state_dict()
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: state)
+    spec = InputSpec("image", (3, 96, 96), 5)
+    network = TorchvisionModel(architecture=name, weights="imagenet").network(spec)
+    theirs, x = models.get_model(name, weights="DEFAULT"), torch.rand(2, 3, 96, 96)
+    assert theirs.transform_input
+    theirs.fc = nn.Identity()
+    with torch.no_grad():
+        expected, scale = theirs.eval()(x), float(theirs(x).abs().max())
+        torch.testing.assert_close(network.features(network.initialize(0), x), expected, rtol=1e-5, atol=1e-5 * scale)
+    assert not any("aux" in key.lower() for key in network.initialize(0))
+
+
 def test_weights_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> Any:
         raise URLError("no route to host")
