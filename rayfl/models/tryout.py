@@ -88,7 +88,7 @@ def try_training(network: Network, spec: InputSpec, model: str) -> None:
     if replaced:
         name = replaced[0].removeprefix("body.")
         raise ModelError(
-            f"{model}: a pass in training mode puts another tensor in the place of {name}, which would be lost with it: "
+            f"{model}: a pass in training mode puts another tensor in the place of {name}, which would be lost: "
             f"change it in place, as in self.{name}.copy_(...)"
         )
 
