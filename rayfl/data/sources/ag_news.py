@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 from pydantic import Field
 
+from rayfl.data.files.whole import new_file
 from rayfl.data.sources.column_texts import TextOptions, read_texts
 from rayfl.data.sources.columns import Rows
 from rayfl.data.sources.copied import CopiedSource
@@ -117,13 +118,13 @@ class AgNewsSource(CopiedSource):
     def _take(self, order: Order, place: str) -> None:
         """The official files, from a folder or an archive."""
         given = Path(place).expanduser()
-        self._folder.mkdir(parents=True, exist_ok=True)
         if not is_url(place) and given.is_dir():
             given = given / FOLDER if (given / FOLDER).is_dir() else given
             for path in self.files:
                 if not (given / path.name).is_file():
                     raise DataError(f"--source {place}: there is no {path.name} in {given}")
-                shutil.copyfile(given / path.name, path)
+                with (given / path.name).open("rb") as own, new_file(path) as file:
+                    shutil.copyfileobj(own, file)
             return
         archive = given
         if is_url(place):
@@ -136,8 +137,10 @@ class AgNewsSource(CopiedSource):
                 for path in self.files:
                     member = opened.extractfile(f"{FOLDER}/{path.name}")
                     assert member is not None
-                    path.write_bytes(member.read())
-        except (OSError, KeyError, AssertionError, tarfile.TarError) as error:
+                    content = member.read()
+                    with new_file(path) as file:
+                        file.write(content)
+        except (OSError, EOFError, KeyError, AssertionError, tarfile.TarError) as error:
             raise DataError(
                 f"{archive} is not the archive of AG News, with {FOLDER}/train.csv and test.csv: {error}; give another"
             ) from error

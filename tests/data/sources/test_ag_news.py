@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import resource
+import signal
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +75,34 @@ def test_files_come_from_a_folder_or_an_archive_and_are_never_got_by_a_run(tmp_p
         AgNewsSource(root=tmp_path / "d").prepare(Order(place=str(tmp_path)))
     with pytest.raises(DataError, match=r"classes.txt is not the archive of AG News"):
         AgNewsSource(root=tmp_path / "e").prepare(Order(place=str(folder / "classes.txt")))
+    (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "news.tar.gz").read_bytes()[:-1000])
+    with pytest.raises(DataError, match=r"cut.tar.gz is not the archive of AG News"):
+        AgNewsSource(root=tmp_path / "f").prepare(Order(place=str(tmp_path / "cut.tar.gz")))
+
+
+@pytest.mark.parametrize("form", ["folder", "archive"])
+def test_a_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path, form: str) -> None:
+    place = write_news(tmp_path / "mine")
+    if form == "archive":
+        with tarfile.open(tmp_path / "news.tar.gz", "w:gz") as archive:
+            archive.add(place, arcname="ag_news_csv")
+        place = tmp_path / "news.tar.gz"
+    target = AgNewsSource(root=tmp_path / "a")
+    with _largest_file(1000), pytest.raises(DataError, match=r"train.csv cannot be written"):
+        target.prepare(Order(place=str(place)))
+    assert not any(path.exists() for path in target.files)
+
+
+@contextmanager
+def _largest_file(size: int) -> Iterator[None]:
+    """Files can grow to this number of bytes and no further, as on a disk that is nearly full."""
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize(
