@@ -70,6 +70,17 @@ def test_small_and_large_values_in_one_sum() -> None:
     assert torch.equal(mean["w"].double(), ((2 * small["w"].double() + large["w"].double()) / 3).float().double())
 
 
+@pytest.mark.parametrize("exponent", range(28, 31))
+def test_products_around_the_range_of_the_quick_way_are_exact(exponent: int) -> None:
+    """More elements than ``SMALL``, so that products are added piece by piece, and not as rows."""
+    generator = torch.Generator().manual_seed(exponent)
+    first, second = ((1 + torch.rand(2, 5000, generator=generator)) * 2.0**exponent).double()
+    running = ExactSum()
+    for leaf in (first, second, first + 2.0**-HIGH_BITS):
+        running.add(Weighted({"w": leaf}))
+    assert torch.equal(running.mean()["w"], (2 * first + second + 2.0**-HIGH_BITS) / 3)
+
+
 def received(limbs: Limbs) -> Limbs:
     """As they come from another process: arrays that cannot be written to."""
     found = limbs.on(CPU, copy=True)
