@@ -22,6 +22,7 @@ from rayfl.report.grouping import Group, config_table, group_runs
 from rayfl.report.lines import DEFAULT, Wanted
 from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import comparison_table
+from rayfl.report.significance import over_clients, over_seeds
 from rayfl.runs.finding import load_run, load_runs
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
@@ -69,6 +70,19 @@ def test_seeds_are_grouped_and_averaged(runs: list[Run]) -> None:
     assert line.cells["top1"].over_seeds == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert line.seeds == 2
     assert line.own and line.eligible
+
+
+def test_clients_and_seeds_of_other_partitions_are_no_pairs(copied: Copied, runs: list[Run]) -> None:
+    same = [Group("fedavg", runs[:2]), Group("superfed", runs[2:])]
+    assert [test.pairs for test in over_clients(same)] and [test.pairs for test in over_seeds(same)] == [2]
+    others = []
+    for name in NAMES[2:]:
+        place = copied(name)
+        table = pq.read_table(place / "partition.parquet")
+        pq.write_table(table.slice(0, table.num_rows - 1), place / "partition.parquet")
+        others.append(load_run(str(place), METHODS))
+    for groups in ([same[0], Group("superfed", others)], [Group("fedavg", others), Group("superfed", runs[2:])]):
+        assert not over_clients(groups) and not over_seeds(groups)
 
 
 def test_what_is_over_clients_is_never_in_the_column_of_what_is_over_seeds(runs: list[Run]) -> None:

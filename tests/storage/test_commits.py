@@ -47,6 +47,18 @@ def test_a_run_without_commits(store: CommitStore) -> None:
     assert store.latest() is None
 
 
+def test_a_manifest_is_there_before_it_is_called_the_newest(tmp_path: Path) -> None:
+    written: list[str] = []
+
+    class Noting(Storage):
+        def write(self, path: str, data: bytes) -> None:
+            written.append(path.removeprefix("commits/"))
+            super().write(path, data)
+
+    commit(CommitStore(Noting(str(tmp_path))), 3, {0: {4: 1.0}})
+    assert written[-2:] == ["manifest-000003.json", "newest.json"]
+
+
 def test_states_may_be_empty_or_hold_empty_parts(store: CommitStore) -> None:
     states: dict[int, Tree] = {1: {}, 2: {"hpm": {}, "n": 1}, 3: state(1.0)}
     assert_equal(store.read_states(store.write_states(1, 0, states)), states)

@@ -108,6 +108,9 @@ def test_shards_keep_the_order_of_the_samples_within_a_class():
         np.array([1, 0, 1, 0]), STREAMS
     )
     assert [part.tolist() for part in parts] == [[1, 3], [0, 2]]
+    labels = balanced(10, 40)
+    parts = PathologicalPartition(num_clients=40, shards_per_client=1, assignment="cyclic").assign(labels, STREAMS)
+    assert np.concatenate(parts).tolist() == sorted(range(400), key=labels.tolist().__getitem__)
 
 
 def test_mnist_shards_of_a_client_have_at_most_four_classes():
