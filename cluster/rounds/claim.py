@@ -64,7 +64,7 @@ def claim_folder(parts: Parts) -> list[str]:
             restored = share_beginning(storage, copy, partial(_is_right, parts))
         _check_same_inputs(storage, parts)
         if copy is not None:
-            restored += share_commits(storage, copy, thoroughly=True)
+            restored += share_commits(storage, copy)
         _record_copies(parts)
         return restored
     storage.write(_PARTITION, to_parquet(parts.assignment))

@@ -35,7 +35,7 @@ def repair(
     settings, copy = settings_of(storage), copy_by_config(storage)
     check_run_folder(storage, copy)
     with Lease(storage, settings.lease_timeout_s):
-        said = [] if copy is None else share_commits(storage, copy, thoroughly=True)
+        said = [] if copy is None else share_commits(storage, copy)
         said += repaired(CommitStore(storage, copy), storage)
     if as_json:
         write_json("repair", {"run": run, "repaired": said})

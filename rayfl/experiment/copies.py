@@ -99,15 +99,14 @@ def share_beginning(storage: Storage, copy: Storage, right: Callable[[str, bytes
     return said
 
 
-def share_commits(storage: Storage, copy: Storage, thoroughly: bool) -> list[str]:
-    """Makes the commits of two folders whole from each other.
+def share_commits(storage: Storage, copy: Storage) -> list[str]:
+    """Makes the commits of two folders whole from each other; reads all files, and compares their checksums.
 
     Only commits count that the run's folder has; those of the copy do if it has none, or lacks its newest.
 
     Args:
         storage: the run's folder.
         copy: its copies.
-        thoroughly: whether to read all files, and compare their checksums.
 
     Returns:
         What was restored in the run's folder, a sentence each.
@@ -132,7 +131,7 @@ def share_commits(storage: Storage, copy: Storage, thoroughly: bool) -> list[str
                 files.update(manifest.stored())
                 break
     said, chosen = list[str](), sorted(files, key=lambda file: file.name)
-    bad, bad_copies = (damage_in(place, chosen, thoroughly, True) for place in (storage, copy))
+    bad, bad_copies = (damage_in(place, chosen, thoroughly=True, copied=True) for place in (storage, copy))
     for name in [file.name for file in chosen if (file.name in bad) != (file.name in bad_copies)]:
         said += _shared(name, storage, copy, mend_first=name in bad)
     # As in a commit: what says what makes it up comes last.

@@ -70,18 +70,17 @@ def obstacle(table: ReferenceTable) -> str:
     return ""
 
 
-def select_tables(name: str, known: Sequence[ReferenceTable] | None = None) -> tuple[ReferenceTable, ...]:
+def select_tables(name: str) -> tuple[ReferenceTable, ...]:
     """The tables that a name stands for.
 
     Args:
         name: of a table (``superfed-table1``), the beginning of several (``superfed-table4``), or a preset's
             (``superfed-table1-mnist-k50``) for that setting in all tables that have it.
-        known: all tables; None: those of the papers.
 
     Raises:
         ConfigError: there are none, or none that single runs reproduce; names the nearest, or the reason.
     """
-    known = reference_tables() if known is None else known
+    known = reference_tables()
     found = [table for table in known if table.name == name]
     found = found or [table for table in known if table.name.startswith(f"{name}-")]
     if not found:
@@ -106,7 +105,6 @@ def plan_reproduction(
     methods: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     overrides: Mapping[str, Any] | None = None,
-    known: Sequence[ReferenceTable] | None = None,
 ) -> Reproduction:
     """Loads and validates every run of a table.
 
@@ -119,12 +117,11 @@ def plan_reproduction(
         methods: rows of the tables; None: all.
         seeds: of the runs; None: 0, and at the paper's size as many as the paper averages over.
         overrides: dotted paths with values; only of what changes no result.
-        known: all tables; None: those of the papers.
 
     Raises:
         ConfigError: the name, a method or an override is unknown, or a run is invalid.
     """
-    tables = select_tables(name, known)
+    tables = select_tables(name)
     _check_overrides(overrides or {})
     if rounds is not None and rounds < 1:
         raise ConfigError(f"--rounds is {rounds}, but must be at least 1")
