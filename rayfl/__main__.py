@@ -13,6 +13,7 @@ def main() -> None:
     """Starts the command. Ctrl-C while modules are imported, which takes seconds, ends the process at once.
 
     Until then nothing has been written. As an exception it would be lost in modules written in C, or become another.
+    Once the command has ended it is ignored: it could only cut short how the process ends, and change the exit status.
     """
     try:
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -26,6 +27,8 @@ def main() -> None:
         command()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _command() -> Callable[[], None]:

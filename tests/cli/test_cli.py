@@ -186,9 +186,19 @@ def test_ctrl_c_while_modules_are_imported_ends_the_process_at_once(monkeypatch:
             with pytest.raises(SystemExit) as end:
                 start.main()
             assert end.value.code == 130
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # while the process ends
     finally:
         signal.signal(signal.SIGINT, before)
     assert handlers == [signal.SIG_DFL, signal.default_int_handler, signal.SIG_IGN, signal.SIG_IGN]
+
+
+def test_further_interrupts_do_not_change_how_a_command_ends() -> None:
+    script = (
+        "import atexit, os, signal, sys; atexit.register(os.kill, os.getpid(), signal.SIGINT); "
+        "sys.argv = ['rayfl', 'show', 'nothing']; from rayfl.__main__ import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
 
 
 def test_import_is_quick_and_pulls_in_no_ray() -> None:
