@@ -129,6 +129,7 @@ class Driver:
         check_changes(changed, self._algorithm, self.progress.server)
         cohort = self._federation.present(cohort)
         self._anybody |= bool(cohort)
+        self._skipped.check_somebody(round, cohort, self._federation.absent)
         watch.lap("server", less={"clients": self._federation.waited_s})
         progress = self._advance(changed, turnout)
         self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from actors.hosting.failures import Failure, named
+from rayfl.errors import ClientError
 from rayfl.results.tables import ResultTables
 
 _log = logging.getLogger("rayfl")
@@ -16,6 +17,28 @@ class SkippedClients:
 
     def __init__(self) -> None:
         self._said: set[tuple[int, int, str]] = set()
+
+    def check_somebody(self, round: int, present: Sequence[int], failures: Mapping[int, Failure]) -> None:
+        """Refuses a run in whose first round all clients fail: that is the fault of none of them.
+
+        Later rounds may: whether they go on must not depend on where a run was interrupted.
+
+        Args:
+            round: 0-indexed.
+            present: clients of the cohort that took part.
+            failures: reasons of those that failed.
+
+        Raises:
+            ClientError: naming one of them.
+        """
+        if round == 0 and not present and len(failures) > 1:
+            first = min(failures)
+            _log_traces("of the first round", failures)
+            raise ClientError(
+                f"all {len(failures)} clients of the first round failed (client {first}, {failures[first].procedure}: "
+                f"{failures[first].reason}), so that there is nothing to go on with: clients.on_error leaves out single "
+                "clients. rayfl.log has their tracebacks"
+            )
 
     def note(self, round: int, failures: Mapping[int, Failure], tables: ResultTables) -> None:
         """Adds clients to the tables, and warns of those that it has not warned of before a rewind.
@@ -38,5 +61,9 @@ class SkippedClients:
                 new[first].procedure,
                 new[first].reason,
             )
-            for trace in dict.fromkeys(why.trace for why in new.values() if why.trace):
-                _log.info("of a client that round %d goes on without:\n%s", round, trace)
+            _log_traces(f"that round {round} goes on without", new)
+
+
+def _log_traces(which: str, failures: Mapping[int, Failure]) -> None:
+    for trace in dict.fromkeys(why.trace for why in failures.values() if why.trace):
+        _log.info("of a client %s:\n%s", which, trace)

@@ -108,6 +108,18 @@ def test_a_client_that_fails_after_it_has_contributed_takes_no_part_either(
     assert_same_but_for_the_note(outcome(tmp_path / "skipped"), outcome(tmp_path / "unsampled"))
 
 
+def test_clients_that_all_fail_in_the_first_round_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_experiment(tmp_path, "run", "fedavg", backend="inline") | {"clients": SKIP}
+    with monkeypatch.context() as patch:
+        fail(patch, {(0, client) for client in range(6)})
+        with pytest.raises(ClientError, match=r"all 3 clients of the first round failed \(client \d, .*: made up\)"):
+            rayfl.run(config)
+    assert "Traceback" in (tmp_path / "run" / "rayfl.log").read_text()
+    rayfl.run(config)  # nothing was committed: it begins, and all of its rounds are trained
+    rayfl.run(small_experiment(tmp_path, "whole", "fedavg", backend="inline"))
+    assert_same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
 @pytest.mark.parametrize("method", sorted(NEEDS_ALL))
 def test_a_method_that_needs_every_client_says_so(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(monkeypatch, {(1, client) for client in range(6)})
