@@ -77,7 +77,9 @@ class TableFile:
                 self._table, self._file = None, pq.ParquetFile(path)
                 self.schema = self._file.schema_arrow
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise DataError(f"dataset.path: {path} is not a readable {kind} file: {str(error).strip()}") from error
+            other = read is None and path.suffix.lower() != ".parquet"
+            why = f", which it is read as because its name ends in none of {', '.join(_READERS)}" if other else ""
+            raise DataError(f"dataset.path: {path} is not a readable {kind} file{why}: {str(error).strip()}") from error
         names = self.schema.names
         if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
             raise DataError(f"dataset.path: {path} has several columns called {twice!r}: rename or remove one of them")
