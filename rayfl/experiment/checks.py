@@ -79,12 +79,15 @@ def check_events(dataset: FederatedDataset, clients: int) -> None:
 
 
 def check_optimizer(train: TrainConfig) -> None:
-    """Refuses to keep what there is not (older runs may have asked for it), and names a schedule without effect."""
+    """Refuses to keep what there is not (older runs may have asked for it), and names settings without effect."""
     if train.persist_optimizer and not train.rule.slots:
         raise ConfigError(
             f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
             "drop train.persist_optimizer"
         )
+    for option, why in (("lr", "no local step at this rate changes a model"), ("local_epochs", "no client trains")):
+        if not getattr(train, option):
+            _log.warning("train.%s is 0: %s, unless the method has an option of its own in its place", option, why)
     if train.schedule is None:
         return
     after = range(train.schedule.warmup, train.rounds)

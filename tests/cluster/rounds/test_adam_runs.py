@@ -155,6 +155,16 @@ def test_a_schedule_without_effect_is_warned_of(
     assert (f"the schedule {schedule['name']} changes no rate in the" in caplog.text) == warned
 
 
+def test_training_that_moves_nothing_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for option in ("lr", "local_epochs"):
+        caplog.clear()
+        Parts(load_config(Experiment, experiment(tmp_path, "run", **{option: 0}), {})).check()
+        assert f"train.{option} is 0: " in caplog.text
+    caplog.clear()
+    Parts(load_config(Experiment, experiment(tmp_path, "run"), {})).check()
+    assert " is 0: " not in caplog.text
+
+
 def test_a_method_that_supposes_sgd_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"SCAFFOLD needs train\.optimizer=sgd, not adam"):
         rayfl.run(experiment(tmp_path, "run", "scaffold", **ADAM))
