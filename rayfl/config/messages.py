@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,9 @@ from rayfl.naming.spelling import nearest
 
 _BRANCH = re.compile(r"(literal|nullable|list|tuple|dict|function-\w+|constrained-\w+)\[")
 """What pydantic calls a branch of a union of values and models: no part of what was written."""
+_SEVERAL = re.compile(r"[^,]+(,[^,]+)+|-?\d+:-?\d+(:\d+)?|(log|uniform|choice)\(.*\)")
+_FOR_SWEEPS = "; several values are for `rayfl sweep`"
+_OF_ONE_VALUE = ("int_parsing", "float_parsing", "bool_parsing", "literal_error", "union_tag_invalid")
 
 
 def explain(error: ValidationError, schema: type[BaseModel], place: str) -> str:
@@ -31,6 +35,11 @@ def explain(error: ValidationError, schema: type[BaseModel], place: str) -> str:
         if not any(len(other) > len(here) and other[: len(here)] == here for other in locations):
             path, text = _describe(problem, schema)
             found.setdefault(path, []).append(text)
+    for problem, here in zip(reported, locations, strict=True):
+        value = problem.get("ctx", {}).get("tag", problem["input"])
+        if problem["type"] in _OF_ONE_VALUE and isinstance(value, str) and _SEVERAL.fullmatch(value):
+            texts = found[".".join(_walk(here, schema)[0])]
+            texts[-1] = f"{texts[-1].removesuffix(_FOR_SWEEPS)}{_FOR_SWEEPS}"
     return problems(place, found)
 
 
@@ -69,6 +78,8 @@ def _message(problem: Any, dotted: str, path: Sequence[str], owners: Sequence[ty
         named = any("name" in model.model_fields for model in inner)
         ways = [f"{dotted}{'.name' if len(path) > 1 else ''}=NAME"] if named else []
         return f"is a section: set {' or '.join([*ways, f'{dotted}.OPTION=VALUE'])} (got {_short(value)})"
+    if kind == "string_type" and isinstance(value, bool | int | float | date):
+        return f"must be text, for which YAML does not take this (got {value}): put it in quotes, '{dotted}=\"TEXT\"'"
     message: str = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if kind == "value_error" and isinstance(value, Mapping | BaseModel):
         return message  # what does not go together in a section names its options; the section's beginning says nothing

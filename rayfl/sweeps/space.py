@@ -22,6 +22,8 @@ from rayfl.randomness import RandomStreams
 
 _RANGE = re.compile(r"^(-?\d+):(-?\d+)(?::(\d+))?$")
 _CALL = re.compile(r"^(log|uniform|choice)\((.*)\)$", re.DOTALL)
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""A number for Python and for YAML 1.2, but a text for the YAML 1.1 of PyYAML where it lacks a point or a sign."""
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _DIGITS = 6
 _LARGEST = 100_000
@@ -151,7 +153,7 @@ def _draw(text: str, kind: Kind, arguments: tuple[Any, ...]) -> Draw:
         return Draw(kind, arguments)
     numbers = [float(a) for a in arguments if isinstance(a, int | float) and not isinstance(a, bool)]
     if len(arguments) != 2 or len(numbers) != 2 or not all(map(math.isfinite, numbers)) or numbers[0] >= numbers[1]:
-        raise ConfigError(f"{text}: {kind}(a,b) needs two numbers, the lower one first (0.001, not 1e-3)")
+        raise ConfigError(f"{text}: {kind}(a,b) needs two numbers, the lower one first")
     if kind == "log" and numbers[0] <= 0:
         raise ConfigError(f"{text}: log(a,b) needs numbers above 0")
     return Draw(kind, tuple(numbers))
@@ -171,7 +173,7 @@ def _values(text: str, part: str) -> list[Any]:
 
 def _yaml(text: str, part: str) -> Any:
     try:
-        return read_yaml(part)
+        return float(part) if _EXPONENT.fullmatch(part) else read_yaml(part)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {text!r}: {part!r} is not valid YAML: {error}") from None
 

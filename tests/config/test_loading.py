@@ -87,6 +87,20 @@ def test_all_problems_are_reported_at_once_with_path_allowed_values_and_nearest_
     assert "allowed: algorithm, augment, cl" in lines["foo"]
 
 
+@pytest.mark.parametrize(
+    "override", ["seed=0,1", "seed=0:5", "train.batch_size=10,20", "train.lr=log(0.01,1)", "algorithm=fedavg,ditto"]
+)
+def test_several_values_are_for_sweeps(override: str) -> None:
+    assert problems("quickstart", override).count("several values are for `rayfl sweep`") == 1
+    assert "rayfl sweep" not in problems("quickstart", "seed=x", "engine.mode=x", "name=a,b", "algorithm=x")
+
+
+@pytest.mark.parametrize("value", ["123", "2026-11-26", "yes"])
+def test_a_name_that_yaml_takes_for_something_else_needs_quotes(value: str) -> None:
+    assert """put it in quotes, 'name="TEXT"'""" in problems("quickstart", f"name={value}")
+    assert load_config(Experiment, "quickstart", [f'name="{value}"']).name == value
+
+
 def test_missing_sections_and_names() -> None:
     text = problems({"dataset": {}, "model": "two_nn"})
     assert "algorithm: required" in text

@@ -33,6 +33,14 @@ def test_what_is_bracketed_or_quoted_is_one_value() -> None:
     assert points("a=null,true") == [{"a": None}, {"a": True}]
 
 
+def test_numbers_with_an_exponent_are_numbers() -> None:
+    assert points("train.lr=1e-3,1E2,.5e1") == [{"train.lr": 0.001}, {"train.lr": 100.0}, {"train.lr": 5.0}]
+    assert points("name='1e3'") == [{"name": "1e3"}]
+    assert 0.001 <= points("train.lr=log(1e-3, 1e-1)", samples=1)[0]["train.lr"] <= 0.1
+    with pytest.raises(ConfigError, match="a value twice"):
+        points("train.lr=0.001,1e-3")
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40)
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=5, unique=True), st.integers(1, 4), st.integers(0, 9))
 def test_every_combination_with_every_sample(values: list[int], samples: int, seed: int) -> None:
