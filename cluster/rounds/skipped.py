@@ -36,8 +36,8 @@ class SkippedClients:
             _log_traces("of the first round", failures)
             raise ClientError(
                 f"all {len(failures)} clients of the first round failed (client {first}, {failures[first].procedure}: "
-                f"{failures[first].reason}), so that there is nothing to go on with: clients.on_error leaves out single "
-                "clients. rayfl.log has their tracebacks"
+                f"{failures[first].reason}), so that there is nothing to go on with: clients.on_error leaves out "
+                "single clients. rayfl.log has their tracebacks"
             )
 
     def note(self, round: int, failures: Mapping[int, Failure], tables: ResultTables) -> None:
