@@ -101,9 +101,9 @@ def test_files_have_to_fit_each_other(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"b\.parquet is not a readable Parquet file: "):
         ParquetSource(paths=(first, tmp_path / "b.parquet")).open()
-    (tmp_path / "b.csv.gz").write_bytes(b"packed")
+    (tmp_path / "b.dat").write_bytes(b"packed")
     with pytest.raises(DataError, match=r"readable Parquet file, which it is read as because .* in none of \.csv, "):
-        ParquetSource(path=tmp_path / "b.csv.gz").open()
+        ParquetSource(path=tmp_path / "b.dat").open()
     empty = write(tmp_path / "e.parquet", {"x": pa.array([], pa.list_(pa.float32())), "y": pa.array([], pa.int64())})
     with pytest.raises(DataError, match=r"e\.parquet: no rows"):
         ParquetSource(path=empty).open()
