@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from actors.hosting.memory import Lookups, Spill, SpillHandle
-from rayfl.params import Tree, from_numpy, leaves, map_leaves, own_dicts, to_numpy
+from rayfl.params import Tree, from_numpy, leaves, map_leaves, own_dicts, tensors, to_numpy
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.manifest import StoredFile
 
@@ -66,9 +67,8 @@ class ClientStates:
 
     def replace(self, client: int, state: Tree, round: int) -> None:
         """Stores the state that a procedure has left in a round (0-indexed)."""
-        kept = self._spill.store(
-            map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, state)
-        )
+        on_cpu = map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, state)
+        kept = self._spill.store(_compact(on_cpu))
         with self._lock:
             self._states[client] = kept
             change = (round, self._moves.get(client, 0))
@@ -183,6 +183,24 @@ def _is_same(leaf: Any, other: Any) -> bool:
     if leaf is other or isinstance(leaf, Tensor):
         return leaf is other
     return type(leaf) is type(other) and bool(leaf == other)
+
+
+def _compact(state: Tree) -> Tree:
+    """Returns a state that keeps at most about twice the memory of its tensors alive, by copying some of them.
+
+    A head that a client keeps is a view of the trained model's memory, which would stay with it, counted nowhere.
+    """
+    used = Counter[int]()
+    for tensor in tensors(state):
+        used[tensor.untyped_storage().data_ptr()] += tensor.nbytes
+
+    def alone(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        memory = leaf.untyped_storage()
+        return leaf.clone() if 2 * used[memory.data_ptr()] < memory.nbytes() else leaf
+
+    return map_leaves(alone, state)
 
 
 def _pieces(states: Mapping[int, tuple[Change, SpillHandle]]) -> Iterator[list[int]]:

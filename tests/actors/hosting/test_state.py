@@ -52,6 +52,15 @@ def test_what_is_kept_does_not_follow_the_callers_dict() -> None:
     assert_equal(states.checkout(3), state(1.0))
 
 
+def test_a_part_of_a_model_does_not_keep_the_memory_of_the_whole() -> None:
+    states = ClientStates(None, 0)
+    model = torch.arange(100.0)
+    states.replace(3, {"head": model[90:].view(2, 5), "bias": model[80:90], "whole": torch.ones(4)[:3]}, 0)
+    kept = states.checkout(3)
+    assert_equal(kept, {"head": model[90:].view(2, 5), "bias": model[80:90], "whole": torch.ones(3)})
+    assert [leaf.untyped_storage().nbytes() for leaf in kept.values()] == [40, 40, 16]
+
+
 def test_tensors_are_shared_and_leave_the_graph() -> None:
     states = ClientStates(None, 0)
     weight = torch.ones(2, requires_grad=True)
