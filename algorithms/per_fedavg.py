@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algorithms.base import Aggregation, Averaging, setting
 from algorithms.parts.mixture import parameters
-from algorithms.parts.slopes import buffers, slope
+from algorithms.parts.slopes import buffers, check_second_derivative, slope
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task
@@ -90,6 +90,8 @@ class PerFedAvg(Averaging):
         # normalization over a mini-batch is not defined for one sample
         first, second, *third = batch.parts(3 if self.version == "hf" else 2, 2 if task.network.batch_statistics else 1)
         here = parameters(model, task)
+        if self.version == "exact":
+            check_second_derivative(here, task)
         step = slope(model, here, first, task)
         adapted = add_scaled(here, step if self.version == "exact" else _constant(step), -self.alpha)
         value = task.loss({**model, **adapted}, second)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from algorithms.parts.mixture import parameters
 from rayfl.engine.tasks import Batch, Model, Task
+from rayfl.errors import MethodError
+from rayfl.models.forward_pass import is_stacked
 from rayfl.params import Tree, copy
 
 
@@ -31,6 +33,17 @@ def slope(model: Model, at: Model, batch: Batch, task: Task) -> Tree:
         return found
     parts = torch.autograd.grad(value(at), list(at.values()), create_graph=True, materialize_grads=True)
     return dict(zip(at, parts, strict=True))
+
+
+def check_second_derivative(at: Model, task: Task) -> None:
+    """Checks that what :func:`slope` returns can be differentiated, where clients are stacked.
+
+    Raises:
+        MethodError: when it cannot; the engine then trains the clients one by one.
+    """
+    why = getattr(task.network, "why_not_twice_stacked", "")
+    if why and any(map(is_stacked, at.values())):
+        raise MethodError(why)
 
 
 def constant_slope(model: Model, batch: Batch, task: Task) -> tuple[Tree, Tree]:

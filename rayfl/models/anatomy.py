@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from rayfl.models.forward_pass import Stackable
@@ -70,3 +70,12 @@ def obstacle(module: nn.Module) -> str:
     if draws(module):
         return f"{kind} draws random numbers"
     return ""
+
+
+def second_obstacle(module: nn.Module) -> str:
+    """Returns why the module has no second derivative under vmap; empty if it has one.
+
+    PyTorch's backward pass of normalization under vmap takes the inputs for constants in the slope of the scale.
+    """
+    scaled = isinstance(module, _NormBase | nn.LayerNorm) and module.weight is not None and module.weight.requires_grad
+    return f"the second derivative of {type(module).__name__} is wrong in PyTorch for stacked clients" if scaled else ""

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
 from rayfl.metrics.language import IGNORED
-from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, stacked_at, under
+from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_of, second_obstacle, stacked_at, under
 from rayfl.models.bound import BoundModel
 from rayfl.models.classification import ClassificationModel as ClassificationModel
 from rayfl.models.contract import check_model
@@ -60,6 +60,7 @@ class Network(BoundModel):
         sites: inputs of the layers that have adapters, by the layer's name; empty for a network without any.
         padding: see :class:`ClassificationModel`.
         why_differentiable_once: why there is no second derivative, with the fix; empty where there is one.
+        why_not_twice_stacked: why there is none under ``torch.func.vmap``; empty where there is one.
 
     Raises:
         ModelError: the head or classifier names do not fit the model, no parameter requires a gradient, or a batch
@@ -103,6 +104,7 @@ class Network(BoundModel):
         self.batch_predictions = any(not module.track_running_stats for module in norms_of_batches)
         self.why_not_vectorizable = next(filter(None, map(obstacle, skeleton.modules())), "")
         self.vectorizable = not self.why_not_vectorizable
+        self.why_not_twice_stacked = next(filter(None, map(second_obstacle, skeleton.modules())), "")
         check_model(skeleton, everything, self.parameter_names)
         self.head_shape = tuple(everything[self.head_weight].shape)
         self._fixed = self._fixed_of(skeleton)

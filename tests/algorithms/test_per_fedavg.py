@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.fedavg import FedAvg
 from algorithms.per_fedavg import PerFedAvg
@@ -15,7 +15,14 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, begin_step
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves
-from tests.support.toy_networks import DoubleNetwork, Quadratic, SoftmaxRegression, normalized_layers, two_layers
+from tests.support.toy_networks import (
+    DoubleNetwork,
+    NormalizedLayers,
+    Quadratic,
+    SoftmaxRegression,
+    normalized_layers,
+    two_layers,
+)
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
 VERSIONS: tuple[Any, ...] = ("fo", "hf", "exact")
@@ -217,6 +224,20 @@ def test_learning_to_adapt_beats_adapting_the_mean() -> None:
     # the minimiser of sum_k c_k (1 - 0.2 c_k)^2 (w - a_k)^2
     weights = [1 * 0.8**2, 4 * 0.2**2]
     assert toy.run()["model"]["theta"].item() == pytest.approx((weights[0] - weights[1]) / sum(weights), abs=1e-6)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d, nn.LayerNorm])
+def test_exact_of_a_normalized_network_is_the_same_for_stacked_clients(layer: Any) -> None:
+    class Own(NormalizedLayers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = layer(7)
+
+    def trained(mode: str) -> Tree:
+        task = Classification(DoubleNetwork(Own))
+        return Toy(PerFedAvg(version="exact", alpha=0.2), random_clients([12] * 4), task, TRAIN, mode=mode).run(1)
+
+    assert_close(trained("vectorized"), trained("looped"), 1e-12)
 
 
 @pytest.mark.parametrize("least", [1, 2])
