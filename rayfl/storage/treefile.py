@@ -14,6 +14,7 @@ from rayfl.errors import DamageError
 from rayfl.params import Tree, from_leaves
 
 _HEADER = "rayfl"
+_RESERVED = "__metadata__"
 
 
 def dumps(tree: Mapping[str, Any]) -> bytes:
@@ -23,7 +24,9 @@ def dumps(tree: Mapping[str, Any]) -> bytes:
         TypeError: when the tree could not be restored exactly, naming the path.
     """
     pairs = dict(_entries(tree))
-    tensors = {path: leaf.detach().cpu().contiguous() for path, leaf in pairs.items() if isinstance(leaf, Tensor)}
+    found = {path: leaf.detach().cpu() for path, leaf in pairs.items() if isinstance(leaf, Tensor)}
+    # PyTorch conjugates and negates lazily: the file would have the memory as it was before.
+    tensors = {path: leaf.resolve_conj().resolve_neg().contiguous() for path, leaf in found.items()}
     numbers = {path: leaf for path, leaf in pairs.items() if not isinstance(leaf, Tensor)}
     # A single metadata entry: the library does not keep the order of several, and equal trees must give equal files.
     metadata = {_HEADER: json.dumps({"numbers": numbers, "order": list(pairs)})}
@@ -43,7 +46,7 @@ def loads(data: bytes, name: str) -> Tree:
     try:
         tensors = safetensors.torch.load(data)
         size = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_HEADER])
+        header = json.loads(json.loads(data[8 : 8 + size])[_RESERVED][_HEADER])
         numbers, order = header["numbers"], header["order"]
         # Copies: the alignment of a tensor depends on its place in the file, and must not affect a resumed run.
         return from_leaves({path: tensors[path].clone() if path in tensors else numbers[path] for path in order})
@@ -68,6 +71,8 @@ def _entries(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             raise TypeError(f"keys of a stored tree are strings without '/', got {key!r} below {prefix or '/'!r}")
         path = f"{prefix}{key}"
         if isinstance(value, Tensor):  # most leaves are tensors, so they are tested first
+            if path == _RESERVED:
+                raise TypeError(f"{path!r} is a name of the file format's own: choose another key")
             yield path, value
         elif isinstance(value, Mapping) and value:
             yield from _entries(value, f"{path}/")

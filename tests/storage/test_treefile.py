@@ -78,6 +78,13 @@ def test_special_tensors() -> None:
     assert_identical(loads(dumps(tree), "tree"), tree)
 
 
+def test_lazily_conjugated_and_negated_tensors() -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    found = loads(dumps({"conjugated": numbers.conj(), "negated": torch._neg_view(numbers.real.clone())}), "tree")
+    assert found["conjugated"].tolist() == [1 - 2j, 3 + 4j]
+    assert found["negated"].tolist() == [-1, -3]
+
+
 def test_leaves_that_share_memory() -> None:
     whole = torch.arange(12.0)
     shared = {
@@ -123,8 +130,9 @@ def test_the_graph_is_left_behind() -> None:
         ({"a": {"b": "text"}}, "'a/b' is a str"),
         ({"a": None}, "'a' is a NoneType"),
         ({"a": [1, 2]}, "'a' is a list"),
+        ({"__metadata__": torch.ones(1)}, "a name of the file format's own"),
     ],
-    ids=["number_as_key", "slash_in_key", "text", "none", "list"],
+    ids=["number_as_key", "slash_in_key", "text", "none", "list", "name_of_the_format"],
 )
 def test_what_could_not_be_read_back_is_refused(tree: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
