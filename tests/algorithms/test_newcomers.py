@@ -111,6 +111,11 @@ def test_who_joins_for_as_long_as_the_method_says_joins_without_local_epochs_too
         assert same == (method.name == "l2gd")
 
 
+def test_what_a_newcomer_inherits_is_the_model_of_the_server() -> None:
+    toy = fresh(METHODS["fedphp"](momentum_schedule="b", macro_momentum=1.0))  # which an HPM then stays
+    assert all(rows["hpm"].loss == rows["global"].loss for rows in toy.scores(newcomers=True).values())
+
+
 def test_before_it_joins_a_newcomer_of_a_hypernetwork_has_the_mean_embedding() -> None:
     toy = fresh(PFedHN(hidden=8), unseen_epochs=0)
     expected = training_losses(toy)
