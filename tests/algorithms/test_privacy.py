@@ -22,7 +22,7 @@ from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree, leaves, subtract
 from tests.support.cases import ALGORITHMS, TRAIN, toy_of
 from tests.support.cases.base import SIZES, Case
-from tests.support.toy_networks import two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
 PRIVATE = {name: case for name, case in ALGORITHMS.items() if not case.algorithm.no_privacy}
@@ -59,6 +59,14 @@ def test_methods_say_why_not() -> None:
 def test_limits_that_bind_nobody_change_nothing(case: Case) -> None:
     chosen = replace(case, algorithm=uniform(case))
     free, limited = toy_of(chosen), toy_of(chosen, privacy=WIDE)
+    for _ in range(2):
+        assert_close(free.step(), limited.step(), atol=1e-8)
+
+
+def test_what_stays_with_a_client_is_no_part_of_its_message() -> None:
+    train = TRAIN.model_copy(update={"batch_size": 3, "private_norm": "statistics"})
+    case = Case(FedAvg(aggregation="uniform"))
+    free, limited = (toy_of(case, task=normalized_layers(), train=train, **one) for one in ({}, {"privacy": WIDE}))
     for _ in range(2):
         assert_close(free.step(), limited.step(), atol=1e-8)
 

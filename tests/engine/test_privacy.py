@@ -39,7 +39,8 @@ def test_epsilon_is_that_of_the_sampled_normal_mechanism(
     train = TrainConfig(clients_per_round=per_round, sampling="poisson")
     expected = by_hand(per_round / clients, noise, rounds, 1e-5)
     assert epsilon(privacy, train, clients, rounds) == pytest.approx(expected, rel=0.02)
-    assert "after 10 rounds" in promise(privacy, train, clients, 10)
+    early = epsilon(privacy, train, clients, 10)
+    assert f"{early:.2f} at delta = 1e-05 for each client after 10 rounds" in promise(privacy, train, clients, 10)
 
 
 def test_epsilon_of_everybody_is_that_of_the_normal_mechanism() -> None:
@@ -56,7 +57,16 @@ def test_more_rounds_and_less_noise_cost_more() -> None:
     one, two = (PrivacyConfig(clip_norm=1, noise_multiplier=noise, delta=1e-4) for noise in (1, 2))
     assert epsilon(one, train, 300, 10) < epsilon(one, train, 300, 20)
     assert epsilon(two, train, 300, 10) < epsilon(one, train, 300, 10)
-    assert without_clients(train, 300, 10) == pytest.approx(10 * 0.9**300)
+
+
+def test_rounds_without_clients_are_taken_from_delta() -> None:
+    privacy = PrivacyConfig(clip_norm=1, noise_multiplier=1, delta=0.02)
+    few, many = (TrainConfig(clients_per_round=number, sampling="poisson") for number in (5, 500))
+    without = without_clients(few, 10, 10)
+    assert without == pytest.approx(10 * 0.5**10)
+    left = privacy.model_copy(update={"delta": 0.02 - without})  # at 1000 clients no round is without
+    assert epsilon(privacy, few, 10, 10) == pytest.approx(epsilon(left, many, 1000, 10))
+    assert PrivacyConfig(clip_norm=1, noise_multiplier=1).delta_of(100) == pytest.approx(100**-1.1)
 
 
 def test_poisson_cohorts_are_independent_coins() -> None:
@@ -75,6 +85,11 @@ def test_poisson_cohorts_are_independent_coins() -> None:
 def test_everybody_is_in_a_poisson_cohort_of_all() -> None:
     assert cohort_of(RandomStreams(0), 0, 5, "all", sampling="poisson") == [0, 1, 2, 3, 4]
     assert cohort_of(RandomStreams(0), 0, 5, 9, sampling="poisson") == [0, 1, 2, 3, 4]
+
+
+def test_no_cohort_is_larger_than_all_clients() -> None:
+    assert cohort_of(RandomStreams(0), 0, 5, "all", least=7) == [0, 1, 2, 3, 4]
+    assert cohort_of(RandomStreams(0), 0, 5, 9, least=7) == [0, 1, 2, 3, 4]
 
 
 def test_options_without_meaning_are_refused() -> None:

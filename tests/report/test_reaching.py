@@ -48,11 +48,15 @@ def course(run: Run, model: str = "personalized") -> list[dict[str, Any]]:
     return found
 
 
-def line_of(runs: list[Run], score: float, column: str = "top1") -> Any:
-    """The line of Ditto's personalized models."""
+def found_of(runs: list[Run], score: float, column: str = "top1") -> tuple[Any, list[str]]:
+    """The line of Ditto's personalized models, and the notes."""
     comparison = compare(runs, Wanted())
-    lines, _ = Reaching(columns_of(runs)[column], score).found(comparison.groups, keys_of(comparison))
-    return next(line for line in lines if line.model == "personalized")
+    lines, notes = Reaching(columns_of(runs)[column], score).found(comparison.groups, keys_of(comparison))
+    return next(line for line in lines if line.model == "personalized"), notes
+
+
+def line_of(runs: list[Run], score: float, column: str = "top1") -> Any:
+    return found_of(runs, score, column)[0]
 
 
 def test_the_first_evaluation_that_has_the_score_counts(folder: Path) -> None:
@@ -83,12 +87,16 @@ def test_numbers_are_of_the_seeds_that_have_reached_it(folder: Path) -> None:
     runs = loaded(folder, "a", "b")
     low, high = sorted(max(row["top1"] for row in course(run)) for run in runs)
     assert low < high
-    some = line_of(runs, (low + high) / 2)
+    some, notes = found_of(runs, (low + high) / 2)
+    assert notes == ["Where not all seeds have reached it, the numbers are those of the seeds that have."]
     assert (some.reached, some.seeds) == (1, 2) and some.costs["rounds"].std is None
-    both = line_of(runs, 0.0)
-    assert (both.reached, both.costs["rounds"].mean, both.costs["rounds"].std) == (2, 1, 0)
+    both, notes = found_of(runs, 0.0)
+    assert not notes and (both.reached, both.costs["rounds"].mean, both.costs["rounds"].std) == (2, 1, 0)
     nobody = line_of(runs, 1.0)
-    assert nobody.reached == 0 and not any(nobody.costs.values())
+    assert (nobody.reached, nobody.seeds) == (0, 2) and not any(nobody.costs.values())
+    runs[1].costs.clear()
+    some_know = line_of(runs, 0.0)
+    assert some_know.costs["client_seconds"] is None and some_know.costs["rounds"] == both.costs["rounds"]
 
 
 def invoked(folder: Path, *options: str) -> Any:
@@ -106,14 +114,17 @@ def test_every_format_has_the_numbers(folder: Path) -> None:
     assert "virtual time (h)" in invoked(folder, "--target", "10%", "--format", "markdown").stdout
     assert r"\toprule" in invoked(folder, "--target", "10%", "--format", "latex").stdout
     assert "until accuracy was at least 10 %" in " ".join(invoked(folder, "--target", "10%").output.split())
+    lowest = " ".join(invoked(folder, "--target", "0", "--metric", "loss").output.split())
+    assert "until loss was at most 0:" in lowest and "0 of 2" in lowest and "rounds" in lowest
 
 
 def test_evaluations_that_are_apart_are_named(tmp_path: Path) -> None:
-    run = rayfl.run(small_experiment(tmp_path, "sparse", "fedavg", backend="inline"))
+    made = small_experiment(tmp_path, "sparse", "fedavg", backend="inline")
+    run = rayfl.run({**made, "evaluation": {"every": 3}})
     comparison = compare(load_runs([run.path], METHODS), Wanted())
     reaching = Reaching(columns_of(comparison.groups[0].runs)["top1"], 0.1)
     _, notes = reaching.found(comparison.groups, keys_of(comparison))
-    assert any("up to 2 rounds apart" in note for note in notes)
+    assert any("up to 3 rounds apart" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +132,9 @@ def test_evaluations_that_are_apart_are_named(tmp_path: Path) -> None:
     [
         (["--target", "80"], r"--target 80: top1 \(accuracy %\) is a fraction"),
         (["--target", "many"], r"--target many: top1"),
+        (["--target", "50%%"], r"--target 50%%: top1"),
+        (["--target", "inf", "--metric", "loss"], r"a number in its own unit"),
+        (["--target", "50%", "--metric", "top1_best_round"], r"--metric top1_best_round: a, b, c did not record it"),
         (["--target", "50%", "--metric", "loss"], r"a number in its own unit"),
         (["--target", "0.5", "--metric", "loss", "--metric", "ece"], r"one --metric"),
         ([], r"go together"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from rich.console import Console
 
 import rayfl
-from algorithms.registry import METHODS
+from algorithms.registry import METHODS, Experiment
 from cluster.rounds.forking import fork
+from rayfl.config.loading import load_config
 from rayfl.engine.privacy import epsilon
 from rayfl.errors import ConfigError
+from rayfl.experiment.parts import Parts
 from rayfl.runs.finding import load_run
 from rayfl.runs.participation import participants
 from rayfl.runs.summary import summary_table
@@ -71,7 +74,7 @@ def test_a_round_without_clients_changes_nothing(tmp_path: Path) -> None:
         ),
         ({"algorithm": {"aggregation": "samples"}}, "set algorithm.aggregation=uniform"),
         ({"train": {"sampling": "fixed"}}, "set train.sampling=poisson"),
-        ({"train": {"clients_per_round": 1}}, "raise train.clients_per_round"),
+        ({"train": {"clients_per_round": 2}}, "one of 4 rounds has none with a probability of up to 0.31, and delta is 0.5"),
         ({"model": {"name": "tests.support.own_norm:normalized", "head": "4"}}, "set train.private_norm=statistics"),
         ({"system": {"name": "sampled"}}, "train.sampling=poisson: simulated devices"),
         ({"system": {"name": "sampled"}, "train": {"sampling": "fixed"}}, "privacy: on simulated devices"),
@@ -85,10 +88,38 @@ def test_what_cannot_be_private_is_refused(tmp_path: Path, sections: dict[str, A
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": {"clients_per_round": "all", "sampling": "fixed"}},
+        {
+            "train": {"private_norm": "statistics"},
+            "model": {"name": "tests.support.own_norm:normalized", "head": "4"},
+        },
+    ],
+    ids=["everybody in every round", "statistics that are not sent"],
+)
+def test_what_can_be_private_says_what_it_promises(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sections: dict[str, Any]
+) -> None:
+    caplog.set_level(logging.INFO, "rayfl")
+    Parts(load_config(Experiment, private(tmp_path, "run", **sections), [])).check()
+    assert "at delta = 0.5 for each client after 4 rounds" in caplog.text
+
+
 def test_without_the_accountant_noise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
     with pytest.raises(ConfigError, match=r"pip install 'rayfl\[privacy\]'"):
         rayfl.run(private(tmp_path, "run"))
+
+
+def test_what_a_first_model_has_learned_is_said_not_to_be_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = rayfl.run(private(tmp_path, "first"))
+    assert "is not counted in epsilon" not in caplog.text
+    rayfl.run(private(tmp_path, "second", init={"from": str(first.path)}))
+    assert "what the model of init.from has learned from these clients is not counted in epsilon" in caplog.text
 
 
 def test_clipping_alone_needs_no_sampling_and_says_that_it_is_not_private(
