@@ -25,12 +25,12 @@ from rayfl.runs.loading import Run
 from rayfl.runs.rows import where
 from tests.support.experiments import small_experiment
 
-RUNS = (("a", "ditto", 0, "sampled"), ("b", "ditto", 1, "sampled"), ("c", "fedavg", 0, "none"))
+RUNS = (("a", "ditto", 0, "sampled"), ("b", "ditto", 1, "sampled"), ("c", "hypcluster", 0, "none"))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ditto with two seeds on simulated devices, and FedAvg with one on none."""
+    """Ditto with two seeds on simulated devices, and HypCluster with one on none."""
     folder = tmp_path_factory.mktemp("runs")
     for name, method, seed, system in RUNS:
         made = small_experiment(folder, name, method, backend="inline")
@@ -72,6 +72,13 @@ def test_the_first_evaluation_that_has_the_score_counts(folder: Path) -> None:
     spent = sum(one["client_seconds"] for one in run.costs if one["round"] <= first["round"])
     assert found.costs["client_seconds"].mean == pytest.approx(spent)
     assert found.costs["flops"] is None
+
+
+def test_what_is_sent_is_down_and_up(folder: Path) -> None:
+    (run,) = loaded(folder, "c")
+    first = course(run)[0]
+    assert first["bytes_down"] > first["bytes_up"]  # all clusters' models, and one
+    assert line_of([run], 0.0).costs["bytes_sent"].mean == first["bytes_down"] + first["bytes_up"]
 
 
 def test_less_loss_is_better(folder: Path) -> None:

@@ -167,6 +167,24 @@ def test_writing_does_not_hold_up_the_next_round(store: CommitStore, monkeypatch
     assert_equal(written(store, states.write(2)), {1: state(2.0)})
 
 
+def test_what_changes_after_a_rewind_during_a_commit_is_left_for_the_next(
+    store: CommitStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = ClientStates(store, 0)
+    states.replace(1, state(1.0), 0)
+    write_states = CommitStore.write_states
+
+    def rewound(self: CommitStore, *arguments: Any) -> StoredFile:
+        states.rewind()
+        states.replace(1, state(2.0), 0)
+        return write_states(self, *arguments)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(CommitStore, "write_states", rewound)
+        states.write(1)
+    assert_equal(written(store, states.write(1)), {1: state(2.0)})
+
+
 def test_a_failed_write_can_be_repeated(store: CommitStore, monkeypatch: pytest.MonkeyPatch) -> None:
     states = ClientStates(store, 0)
     states.replace(1, state(1.0), 0)
