@@ -113,6 +113,31 @@ def test_hours_end_updates_and_the_server_waits_for_the_next() -> None:
     ]
 
 
+def test_the_first_reason_loses_an_update_and_frees_its_slot() -> None:
+    devices = [*lasting(9, hours=Hours((0,), (4,), 60)), *lasting(1)]
+    ends = {
+        seed: plans(schedule(devices, 1, seed, concurrency=1, deadline_s=6), 1)[0][1].duration_us for seed in range(9)
+    }
+    assert set(ends.values()) == {1 * S, 5 * S}  # client 1 alone; client 0 until 4 s, then client 1
+
+
+def test_the_server_waits_for_one_that_it_has_not_heard_of_yet() -> None:
+    devices = [*lasting(1), *lasting(1, hours=Hours((10,), (20,), 60))]
+    assert schedule(devices, 2).plan(0, Clock()).duration_us == 11 * S
+
+
+def test_one_that_was_not_available_in_its_hours_is_looked_for_again() -> None:
+    devices = lasting(1, availability=0.5, hours=Hours((0,), (50,), 60))
+    found = [schedule(devices, 1, seed).plan(0, Clock()) for seed in range(10)]
+    assert max(turnout.events for turnout in found) > 1
+    assert {turnout.duration_us for turnout in found} == {S}
+
+
+def test_where_most_drop_out_more_are_looked_for_before_the_server_gives_up() -> None:
+    turnout = schedule(lasting(*[1] * 30), 20, dropout=0.999).plan(0, Clock())
+    assert len(turnout.cohort) == 20 and turnout.events > 11_000
+
+
 def test_availability_is_drawn_whenever_somebody_is_looked_for() -> None:
     devices = [*lasting(1, availability=0.1), *lasting(1, availability=0.9)]
     history = plans(schedule(devices, 1), 200)

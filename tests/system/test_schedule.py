@@ -16,7 +16,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.randomness import RandomStreams
 from rayfl.system.config import GivenSystem
 from rayfl.system.devices import Device
-from rayfl.system.schedule import Clock, Schedule
+from rayfl.system.schedule import Clock, Schedule, options_without_losses
 from rayfl.system.traces import Hours
 
 S = 1_000_000
@@ -65,6 +65,16 @@ def test_the_deadline_drops_the_slowest() -> None:
     assert turnout.duration_us == 7 * S
 
 
+def test_nobody_waits_for_clients_that_were_not_there_to_be_asked() -> None:
+    assert schedule([FAST, SLOW], 3, deadline_s=10).plan(0, CLOCK).duration_us == 7 * S
+
+
+@pytest.mark.parametrize(("size", "over_sampling", "asked"), [(3, 1.3, 4), (50, 1.1, 55), (10, 1.3, 13), (7, 1, 7)])
+def test_a_part_of_a_client_more_is_a_whole_one(size: int, over_sampling: float, asked: int) -> None:
+    turnout = schedule([FAST] * 60, size, over_sampling=over_sampling).plan(0, CLOCK)
+    assert len(turnout.cohort) + len(turnout.left_out) == asked
+
+
 def test_drop_outs_are_waited_for() -> None:
     devices = [FAST] * 19 + [SLOWEST]
     turnout = schedule(devices, 20, dropout=0.5).plan(0, CLOCK)
@@ -103,6 +113,13 @@ def test_the_server_waits_for_the_first_that_becomes_available() -> None:
     assert found.plan(0, CLOCK).cohort == ()
 
 
+def test_what_must_be_set_so_that_nobody_is_lost() -> None:
+    config = GivenSystem.model_validate({"computation": [1], "communication": [1]})
+    for partly in (Device(10, 12, 0.5), Device(10, 12, hours=Hours((10,), (20,), 60))):
+        assert options_without_losses(config, [FAST, partly]) == ["devices that are always available"]
+    assert not options_without_losses(config, [FAST])
+
+
 def test_hours_go_on_over_the_end_of_the_trace() -> None:
     hours = Hours((0, 50), (5, 60), 60)
     assert hours.ends_us(55 * S) == 65 * S
@@ -114,8 +131,9 @@ def test_hours_go_on_over_the_end_of_the_trace() -> None:
 
 def test_availability_is_a_probability_per_round() -> None:
     found = schedule([Device(10, 12, 0.25)] * 40, 40)
-    counts = [len(found.plan(round, CLOCK).cohort) for round in range(50)]
-    assert 8 < np.mean(counts) < 12
+    cohorts = [found.plan(round, CLOCK).cohort for round in range(50)]
+    assert 8 < np.mean([len(cohort) for cohort in cohorts]) < 12
+    assert len(set(cohorts)) == 50
     assert schedule([Device(10, 12, 0.0)], 1).plan(0, CLOCK).duration_us == 0
 
 
