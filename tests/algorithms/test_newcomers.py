@@ -91,7 +91,19 @@ def training_losses(toy: Toy) -> np.ndarray:
     return np.array([rows["personalized"].loss for rows in toy.scores(newcomers=True).values()])
 
 
-@pytest.mark.parametrize("algorithm", [FedPer(), Ditto(), FedRoD(), FedFomo(select_on="train"), PFedHN(hidden=8)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FedPer(),
+        Ditto(),
+        FedRoD(),
+        FedFomo(select_on="train"),
+        PFedHN(hidden=8),
+        METHODS["fedamp"](),
+        METHODS["pfedgraph"](),
+        METHODS["fedas"](),
+    ],
+)
 def test_a_newcomer_that_joins_for_longer_fits_better_and_without_epochs_it_has_what_others_begin_with(
     algorithm: Algorithm,
 ) -> None:
@@ -111,9 +123,34 @@ def test_who_joins_for_as_long_as_the_method_says_joins_without_local_epochs_too
         assert same == (method.name == "l2gd")
 
 
-def test_what_a_newcomer_inherits_is_the_model_of_the_server() -> None:
-    toy = fresh(METHODS["fedphp"](momentum_schedule="b", macro_momentum=1.0))  # which an HPM then stays
-    assert all(rows["hpm"].loss == rows["global"].loss for rows in toy.scores(newcomers=True).values())
+@pytest.mark.parametrize("method", [METHODS["apfl"](), Ditto(), METHODS["fedphp"]()])
+def test_own_models_of_newcomers_begin_with_the_servers(method: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = fresh(method)
+
+    async def still(self: Client, start: Tree, *_: Any, **__: Any) -> Tree:
+        return start
+
+    monkeypatch.setattr(Client, "train", still)
+    for rows in toy.scores(newcomers=True).values():
+        assert rows[method.personalized].loss == pytest.approx(rows["global"].loss, rel=1e-12)
+
+
+def test_a_newcomer_of_a_hypernetwork_has_a_head_and_statistics_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tree, Tree]] = []
+    joined = PFedHN.join
+
+    async def watched(self: PFedHN, client: Client, server: Tree) -> Tree:
+        found = await joined(self, client, server)
+        seen.append((dict(client.state), client.initial_model()))
+        return found
+
+    monkeypatch.setattr(PFedHN, "join", watched)
+    train = TRAIN.model_copy(update={"batch_size": 3})
+    fresh(PFedHN(hidden=8, private_head=True), task=normalized_layers(), train=train).scores(newcomers=True)
+    assert len(seen) == len(LATE)
+    for state, initial in seen:
+        for kept in ("personal", "buffers"):
+            assert any(bool((leaf != initial[name]).any()) for name, leaf in state[kept].items())
 
 
 def test_before_it_joins_a_newcomer_of_a_hypernetwork_has_the_mean_embedding() -> None:
@@ -123,6 +160,20 @@ def test_before_it_joins_a_newcomer_of_a_hypernetwork_has_the_mean_embedding() -
     np.testing.assert_allclose(training_losses(toy), expected, rtol=1e-9)
     toy.server["embeddings"] = toy.server["embeddings"] + 1
     assert not np.allclose(training_losses(toy), expected, rtol=1e-6)
+
+
+def test_a_newcomer_of_fedfomo_has_a_model_before_it_is_sent_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool, int]] = []
+    moved = FedFomo.moved
+
+    async def watched(self: FedFomo, client: Client, peers: Tree) -> Any:
+        seen.append((client.id, "personal" in client.state, len(peers)))
+        return await moved(self, client, peers)
+
+    toy = fresh(FedFomo(peers=3, evaluate="stored"))
+    monkeypatch.setattr(FedFomo, "moved", watched)
+    toy.scores(newcomers=True)
+    assert sorted(seen) == [(5, False, 0), (5, True, 3), (6, False, 0), (6, True, 3)]
 
 
 def test_the_head_is_fitted_to_a_body_that_stays_and_epochs_of_joining_are_not_those_of_training(
