@@ -20,6 +20,8 @@ from rayfl.errors import ConfigError, ModelError, RunError
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
+from rayfl.tracking.costs import read_costs
+from rayfl.tracking.timings import read_timings
 from tests.support.experiments import assert_same, outcome, small_experiment
 from tests.support.toys import assert_equal
 
@@ -42,7 +44,9 @@ def test_a_fork_without_changes_has_the_bits_of_the_run_that_it_is_from(tmp_path
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     made = CliRunner().invoke(app, ["fork", str(folder), "--round", "2", "--name", "forked"], catch_exceptions=False)
     assert made.exit_code == 0 and f"rayfl run {tmp_path / 'forked'}" in made.output.replace("\n", " ")
-    assert verify(Storage(str(tmp_path / "forked"))).problems == []
+    forked = Storage(str(tmp_path / "forked"))
+    assert verify(forked).problems == []
+    assert [line["round"] for line in read_timings(forked)] == [line["round"] for line in read_costs(forked)] == [1, 2]
     assert rayfl.run(tmp_path / "forked").rounds_completed == 4
     assert_same(outcome(tmp_path / "forked"), outcome(folder))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -78,6 +82,7 @@ def test_a_fork_goes_on_with_other_options_and_more_rounds(tmp_path: Path) -> No
         (["model.hidden=[9]"], "model: a fork goes on"),
         (["task.metrics=[f1_macro]"], "task: a fork goes on"),
         (["train.optimizer=adam", "train.momentum=0"], r"train\.optimizer: a fork goes on"),
+        (["train.persist_optimizer=true"], r"train\.persist_optimizer: a fork goes on"),
         (["train.rounds=2"], r"train\.rounds=2, but the fork begins after round 2"),
         (["init.round=1"], r"init\.round: a fork's name is --name"),
     ],
