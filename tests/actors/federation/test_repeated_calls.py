@@ -42,6 +42,13 @@ def test_what_was_done_and_is_not_asked_for_undoes_the_round() -> None:
         participation.end()
 
 
+def test_a_failure_in_a_later_call_undoes_the_round_even_if_the_call_is_the_first_once_more() -> None:
+    participation, call = Participation(2, [1, 2], {}), Call("p", "map", (1, 2), {}, {})
+    participation.record(call, [JobResult()])
+    with pytest.raises(RoundUndoneError, match="round 3 is done again without clients 1"):
+        participation.record(call, [JobResult(failures={1: Failure("p", "why")})])
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
