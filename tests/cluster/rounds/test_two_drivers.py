@@ -15,9 +15,11 @@ import yaml
 
 import rayfl
 from rayfl.errors import RunError
+from rayfl.params import Tree
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.lease import FILE, Holder
+from rayfl.storage.manifest import StoredFile
 from tests.support.experiments import assert_same, outcome, small_experiment
 
 ROOT = Path(__file__).parents[3]
@@ -96,6 +98,22 @@ def test_a_driver_whose_lease_was_taken_over_commits_nothing_more(tmp_path: Path
     (folder / FILE).unlink()
     rayfl.run(config)
     assert_same(outcome(calm), outcome(folder))
+
+
+def test_a_commit_during_which_the_lease_is_taken_over_is_not_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, write_server = tmp_path / "run", CommitStore.write_server
+
+    def taken_over(self: CommitStore, rounds_completed: int, tree: Tree) -> StoredFile:
+        TakeOver(folder, after=2).on_round(rounds_completed, [], 0.0)
+        return write_server(self, rounds_completed, tree)
+
+    monkeypatch.setattr(CommitStore, "write_server", taken_over)
+    with pytest.raises(RunError, match="taken over by process 7 on elsewhere"):
+        rayfl.run(small_experiment(tmp_path, "run", "scaffold", backend="inline"))
+    manifest = CommitStore(Storage(str(folder))).latest()
+    assert manifest is not None and manifest.rounds_completed == 1
 
 
 class Overtaken(rayfl.Callback):
