@@ -74,7 +74,10 @@ def test_a_round_without_clients_changes_nothing(tmp_path: Path) -> None:
         ),
         ({"algorithm": {"aggregation": "samples"}}, "set algorithm.aggregation=uniform"),
         ({"train": {"sampling": "fixed"}}, "set train.sampling=poisson"),
-        ({"train": {"clients_per_round": 2}}, "one of 4 rounds has none with a probability of up to 0.31, and delta is 0.5"),
+        (
+            {"train": {"clients_per_round": 2}},
+            "one of 4 rounds has none with a probability of up to 0.31, and delta is 0.5",
+        ),
         ({"model": {"name": "tests.support.own_norm:normalized", "head": "4"}}, "set train.private_norm=statistics"),
         ({"system": {"name": "sampled"}}, "train.sampling=poisson: simulated devices"),
         ({"system": {"name": "sampled"}, "train": {"sampling": "fixed"}}, "privacy: on simulated devices"),
