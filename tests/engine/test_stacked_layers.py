@@ -154,4 +154,6 @@ def test_every_method_agrees(name: str, layers: str, caplog: pytest.LogCaptureFi
     for cohort in case.cohorts()[:2]:
         assert_close(*(toy.step(cohort) for toy in toys), 1e-6)
         assert_close(*(toy.states() for toy in toys), 1e-6)
-    assert "failed together" not in caplog.text
+    # PyTorch's second derivative of normalization is wrong for stacked clients, who are then trained one by one
+    alone = name == "per-fedavg-exact" and layers == "normalized"
+    assert ("failed together" in caplog.text) == alone
