@@ -22,6 +22,9 @@ import pyarrow.parquet as pq
 
 from rayfl.errors import DataError
 
+NEVER_US = 1 << 62
+"""Later than any time of the virtual clock, in microseconds."""
+
 
 @dataclass(frozen=True)
 class Hours:
@@ -46,6 +49,8 @@ class Hours:
             return None
         end = inactive[place]
         if end == period and active[0] == 0:
+            if inactive[0] == period:
+                return NEVER_US
             end += inactive[0]
         return start + end
 

@@ -17,7 +17,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.randomness import RandomStreams
 from rayfl.system.config import System
 from rayfl.system.devices import DEVICES_SCHEMA, Device, devices_table, make_devices
-from rayfl.system.traces import Hours, read_hours
+from rayfl.system.traces import NEVER_US, Hours, read_hours
 
 # FedScale's own form: a mapping from ids to records.
 SPEEDS = {"1": {"computation": 162.0, "communication": 5648.1}, "2": {"computation": 40, "communication": 900.0}}
@@ -74,6 +74,11 @@ def test_traces_in_fedscales_columns(tmp_path: Path) -> None:
     drawn = make(50, name="trace", devices=speeds, order="random")
     assert {device.computation for device in drawn} == {162, 40}
     assert drawn == make(50, name="trace", devices=speeds, order="random")
+
+
+def test_a_device_that_is_there_all_the_time_never_leaves() -> None:
+    assert Hours((0,), (60,), 60).ends_us(59_000_000) == NEVER_US
+    assert Hours((0, 30), (20, 60), 60).ends_us(59_000_000) == 80_000_000  # until 20 s of the next period
 
 
 @pytest.mark.parametrize(
