@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -51,6 +52,8 @@ def norm(tree: Tree) -> float:
 
 def test_methods_say_why_not() -> None:
     with_a_reason = {name for name, method in METHODS.items() if method.no_privacy}
+    said = f"{len(METHODS) - len(with_a_reason)} of the {len(METHODS)} can be private"
+    assert said in (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
     assert {"floco", "fedproto", "scaffold", "fedmd", "local"} <= with_a_reason
     assert not {"fedavg", "superfed", "ditto", "fedper", "fedphp", "fedadam"} & with_a_reason
 
