@@ -63,6 +63,8 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
 
 def _check_delta(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> None:
     empty, delta = without_clients(train, clients, train.rounds), privacy.delta_of(clients)
+    if delta >= 1:  # of a single client
+        raise ConfigError("privacy.delta: K^-1.1 of one client is 1, which promises nothing: set privacy.delta below 1")
     if empty > delta / 2:
         raise ConfigError(
             f"privacy: with {train.clients_per_round} of {clients} clients on average, one of {train.rounds} rounds "

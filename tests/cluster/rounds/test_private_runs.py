@@ -110,6 +110,12 @@ def test_what_can_be_private_says_what_it_promises(
     assert "at delta = 0.5 for each client after 4 rounds" in caplog.text
 
 
+def test_a_delta_that_promises_nothing_is_refused(tmp_path: Path) -> None:
+    alone = {"partition": {"name": "iid", "num_clients": 1}, "train": {"clients_per_round": "all"}}
+    with pytest.raises(ConfigError, match=r"privacy.delta: K\^-1.1 of one client is 1"):
+        rayfl.run(private(tmp_path, "run", privacy={"clip_norm": 0.5, "noise_multiplier": 1.0}, **alone))
+
+
 def test_without_the_accountant_noise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
     with pytest.raises(ConfigError, match=r"pip install 'rayfl\[privacy\]'"):
