@@ -77,6 +77,23 @@ def copy(tree: Mapping[str, Any]) -> Tree:
     return map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
+def copies(originals: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors, each in memory of its own; on accelerators in few launches for all.
+
+    Args:
+        originals: tensors of one device, without gradients.
+    """
+    if not originals or originals[0].device.type == "cpu":
+        return [tensor.clone() for tensor in originals]
+    found = list(map(torch.empty_like, originals))
+    alike: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(originals):
+        alike.setdefault(tensor.dtype, []).append(place)
+    for places in alike.values():
+        torch._foreach_copy_([found[i] for i in places], [originals[i] for i in places])
+    return found
+
+
 def zeros_like(tree: Mapping[str, Any]) -> Tree:
     """Zeros of the same shapes and types."""
     return map_leaves(torch.zeros_like, tree)

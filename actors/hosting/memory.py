@@ -175,6 +175,18 @@ class Spill:
             self._recent.touch(handle.serial, handle.size)
             return handle.tree
 
+    def peek(self, handle: SpillHandle) -> Tree:
+        """Returns the tree of a handle like :meth:`get`, but leaves it where it is.
+
+        A commit reads every state once: brought to memory, each would drive another one to the disk.
+        """
+        with self._lock:
+            tree, file = handle.tree, handle.file
+        if tree is not None:
+            return tree
+        assert file is not None
+        return _loaded(file)
+
     def close(self) -> None:
         """Deletes the files."""
         if self._folder is not None:

@@ -125,7 +125,7 @@ class ClientStates:
         files = []
         for piece in _pieces(newest):
             # A piece bounds the memory of writing, and of reading a single client's state.
-            states = {client: self._spill.get(newest[client][1]) for client in piece}
+            states = {client: self._spill.peek(newest[client][1]) for client in piece}
             file = self._store.write_states(rounds_completed, self._host, states)
             files.append((file, {client: newest[client][0] for client in piece}))
         with self._lock:
@@ -144,7 +144,7 @@ class ClientStates:
 
     def all(self) -> dict[int, Tree]:
         """Returns the states of this host, by client."""
-        return {client: self._spill.get(kept) for client, kept in sorted(self._states.items())}
+        return {client: self._spill.peek(kept) for client, kept in sorted(self._states.items())}
 
 
 class Signature:

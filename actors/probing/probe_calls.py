@@ -16,7 +16,7 @@ from rayfl.engine.tasks import Task
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, to_numpy
 
-_STACKED_CLIENTS = 4
+_STACKED_CLIENTS = 12
 """Number of clients to stack, to measure the memory of each further one."""
 
 

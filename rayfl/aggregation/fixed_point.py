@@ -238,10 +238,12 @@ def compare(first: Vector, others: Sequence[Vector], alike: Vector) -> None:
 
     def clear(here: slice) -> None:
         left = alike[here]
+        if isinstance(left, Tensor):
+            left &= same(first[here], torch.stack([other[here] for other in others])).all(0)
+            return
         for other in others:
             left &= same(first[here], other[here])
-            # An accelerator would have to be waited for.
-            if not isinstance(left, Tensor) and not left.any():
+            if not left.any():
                 break
 
     in_stretches(clear, first)

@@ -217,8 +217,18 @@ def _vectors(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[l
     """The leaves of each tree as they lie in the limbs; on accelerators in one piece if there is room for that."""
     found = [[_flat(leaf).to(device) for _, leaf in sorted_leaves(tree)] for tree in trees]
     if device != CPU:
-        return _if_there_is_room(lambda: [[torch.cat(own)] if len(own) > 1 else own for own in found], lambda: found)
+        return _if_there_is_room(lambda: _in_one_piece(found), lambda: found)
     return [[vector_of(part) for part in own] for own in found]
+
+
+def _in_one_piece(found: Sequence[Sequence[Tensor]]) -> list[list[Vector]]:
+    """Each tree's vectors as one: in one launch for all trees, if they have one type."""
+    if len(found[0]) < 2:
+        return list(map(list, found))
+    if len({part.dtype for part in found[0]}) > 1:
+        return [[torch.cat(list(own))] for own in found]
+    whole = torch.cat([part for own in found for part in own])
+    return [[row] for row in whole.view(len(found), -1).unbind()]
 
 
 def _rows(trees: Sequence[Mapping[str, Any]]) -> np.ndarray:

@@ -14,7 +14,7 @@ from rayfl.params import leaves
 _SMALL = 4096
 """Elements of a tensor on a CPU for which a call takes longer than the look that it asks for."""
 Extremes = Mapping[int, tuple[float, float]]
-"""The least and the greatest entry of tensors, by ``id``."""
+"""Bounds of the entries of tensors, by ``id``: one is the entry of largest magnitude, or its opposite."""
 
 
 class NonFiniteError(ValueError):
@@ -30,8 +30,7 @@ def extremes_of(trees: Sequence[Mapping[str, Any]]) -> Extremes:
     found = [leaf for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
     floats = [leaf for leaf in found if leaf.is_floating_point() and leaf.numel()]
     there = [leaf for leaf in floats if leaf.device.type != "cpu"]
-    numbers = _numbers([bound for leaf in there for bound in leaf.detach().aminmax()]) if there else []
-    known = dict(zip(map(id, there), zip(numbers[::2], numbers[1::2], strict=True), strict=True))
+    known = dict(zip(map(id, there), ((-most, most) for most in _magnitudes(there)), strict=True))
     alike: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
     for leaf in floats:
         if leaf.device.type == "cpu" and leaf.numel() <= _SMALL:
@@ -41,6 +40,17 @@ def extremes_of(trees: Sequence[Mapping[str, Any]]) -> Extremes:
         # Two passes: aminmax of rows takes a hundred times as long.
         known |= zip(map(id, group), zip(rows.amin(1).tolist(), rows.amax(1).tolist(), strict=True), strict=True)
     return known
+
+
+def _magnitudes(found: Sequence[Tensor]) -> list[float]:
+    """The largest magnitude of each tensor on an accelerator: few launches and one transfer for all."""
+    alike: dict[torch.dtype, list[int]] = {}
+    for place, leaf in enumerate(found):
+        alike.setdefault(leaf.dtype, []).append(place)
+    norms: dict[int, Tensor] = {}
+    for places in alike.values():
+        norms |= zip(places, torch._foreach_norm([found[i].detach() for i in places], torch.inf), strict=True)
+    return _numbers([norms[place] for place in range(len(found))])
 
 
 def check_finite(tree: Mapping[str, Any], known: Extremes | None = None) -> None:

@@ -17,7 +17,7 @@ from rayfl.engine.requests import TrainRequest
 from rayfl.engine.stacked_gradients import Loss, StackedGradients
 from rayfl.engine.tasks import Batch, Task, recorded_names
 from rayfl.engine.write_guard import WriteGuard
-from rayfl.params import Tree, from_leaves, leaves, map_leaves
+from rayfl.params import Tree, copies, from_leaves, leaves, map_leaves
 
 
 class StackedAutograd:
@@ -72,9 +72,11 @@ class StackedAutograd:
         with torch.no_grad():
             self._mover.step(gradients, active)
 
-    def model_of(self, rank: int) -> Tree:
-        """Returns one client's trained tree, in new memory."""
-        return map_leaves(lambda rows: rows[rank].clone(), self._rows)
+    def models_of(self, start: int, stop: int) -> list[Tree]:
+        """Returns the trained trees of some clients, by rank, in new memory."""
+        stacks = [rows for _, rows in leaves(self._rows)]
+        own = iter(copies([rows[rank] for rank in range(start, stop) for rows in stacks]))
+        return [map_leaves(lambda _: next(own), self._model) for _ in range(start, stop)]
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
         """Returns one client's optimizer state by slot and path, in new memory."""

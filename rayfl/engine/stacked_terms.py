@@ -24,7 +24,7 @@ from rayfl.engine.stacked_gradients import StackedGradients
 from rayfl.engine.step_matrices import StepMatrices
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.write_guard import WriteGuard
-from rayfl.params import Tree
+from rayfl.params import Tree, copies
 
 
 class StackedTerms:
@@ -50,6 +50,7 @@ class StackedTerms:
         self._fill()
         convert = partial(torch.as_tensor, dtype=self._layout.dtype, device=device)
         matrices, entering = program.matrices(ranked)
+        self._only_adds = matrices.shape[-2:] == (1, 2) and bool((matrices[..., 0, 0] == 1).all())
         self._matrices = convert(matrices)
         self._entering = convert(entering) if program.measures else None
         along = program.along()
@@ -79,14 +80,18 @@ class StackedTerms:
         self._product(matrices, read, other, slice(0, program.written))
         self.phase = 1 - self.phase
 
-    def model_of(self, rank: int) -> Tree:
-        """Returns one client's trained tree, in new memory."""
-        program = self._program
-        models = {
-            key: {name: leaf.clone() for name, leaf in self._client(rank, program.mixed + n).items()}
-            for n, key in enumerate(program.trained)
-        }
-        return models.get(TRAINED, models)
+    def models_of(self, start: int, stop: int) -> list[Tree]:
+        """Returns the trained trees of some clients, by rank, in new memory."""
+        program, names = self._program, self._layout.paths
+        stacks = [self._leaves(program.mixed + n, stop) for n in range(len(program.trained))]
+        own = iter(copies([leaf for stack in stacks for name in names for leaf in stack[name][start:].unbind()]))
+        columns = [[next(own) for _ in range(start, stop)] for _ in range(len(stacks) * len(names))]
+        found: list[Tree] = []
+        for client in zip(*columns, strict=True):
+            leaf = iter(client)
+            models = {key: {name: next(leaf) for name in names} for key in program.trained}
+            found.append(models.get(TRAINED, models))
+        return found
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]:
         """Returns one client's optimizer state by slot and path, in new memory."""
@@ -131,6 +136,11 @@ class StackedTerms:
     def _product(self, matrices: Tensor, read: Tensor, write: Tensor, rows: slice) -> None:
         """Writes rows of one block as linear combinations of rows of the other (or of other rows of the same)."""
         for number, columns in enumerate(self._columns):
+            if self._only_adds:
+                # The library's product of one row takes twice as long.
+                model, gradient = read[:, 0, columns], read[:, 1, columns]
+                torch.addcmul(model, gradient, matrices[:, number, 0, 1:], out=write[:, 0, columns])
+                continue
             torch.bmm(matrices[:, number], read[:, self._program.mixed :, columns], out=write[:, rows, columns])
 
     def _with_measured(self, matrices: Tensor, entering: Tensor, read: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Stack(Protocol):
 
     def step(self, number: int | Tensor, active: int, x: Tensor, y: Tensor, mask: Tensor | None) -> None: ...
 
-    def model_of(self, rank: int) -> Tree: ...
+    def models_of(self, start: int, stop: int) -> list[Tree]: ...
 
     def slots_of(self, rank: int) -> dict[str, dict[str, Tensor]]: ...
 
@@ -76,8 +76,11 @@ def train(
 
     def take_out(count: int) -> None:
         """Copies out the last of the remaining clients, down to ``count``."""
-        for rank in range(len(ranked) - len(trained) - 1, len(ranked) - len(trained) - 1 - count, -1):
-            trained.append(stack.model_of(rank))
+        stop = len(ranked) - len(trained)
+        if not count:
+            return
+        trained.extend(reversed(stack.models_of(stop - count, stop)))
+        for rank in reversed(range(stop - count, stop)):
             slots.append({} if ranked[rank].optimizer_state is None else stack.slots_of(rank))
 
     def take(step: int | Tensor, active: int) -> None:

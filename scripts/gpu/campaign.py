@@ -83,6 +83,9 @@ def main() -> int:
     parser.add_argument(
         "--within", type=float, help=f"seconds for the part; default {_WITHIN_S}, of rehearsals {_WITHIN_S * _PATIENCE}"
     )
+    parser.add_argument(
+        "--together", type=int, default=1, help="checks that run at a time: saves time, and seconds mean nothing"
+    )
     parser.add_argument("--peers", type=Path, help="the folder of scripts/race/race.py, whose peers then take part")
     parser.add_argument("--fl-bench", type=Path, help="a checkout of FL-bench, which then takes part")
     parser.add_argument("--list", action="store_true", help="print the checks")
@@ -107,6 +110,8 @@ def main() -> int:
         if not (chosen.fl_bench / "main.py").is_file():
             parser.error(f"--fl-bench: {chosen.fl_bench} is no checkout of FL-bench: it has no main.py")
         os.environ["FL_BENCH"] = str(chosen.fl_bench.resolve())
+    if chosen.together < 1:
+        parser.error("--together: at least 1 check has to run")
     if chosen.check:
         run_one(chosen.part, chosen.check, Record(chosen.out))
         return 0
@@ -118,7 +123,7 @@ def main() -> int:
     patience = _PATIENCE if chosen.device == "cpu" else 1
     within = chosen.within or _WITHIN_S * patience
     wanted = [replace(check, limit_s=check.limit_s * patience) for check in wanted]
-    answers = run_checks(wanted, command, chosen.out.resolve(), f"campaign-{chosen.part}", within)
+    answers = run_checks(wanted, command, chosen.out.resolve(), f"campaign-{chosen.part}", within, chosen.together)
     write_page(chosen.out / f"campaign-{chosen.part}.md", chosen.part, chosen.device, wanted, answers)
     return int(any(answer["status"] == "failed" for answer in answers.values()))
 

@@ -94,7 +94,17 @@ def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: 
 @pytest.mark.parametrize(("config", "spec"), SMALL.values(), ids=SMALL.keys())
 def test_every_model_trains_elsewhere(config: Architecture, spec: InputSpec, mode: str) -> None:
     task = Classification(config.network(spec))
-    given = [request(examples(12, spec, k), task.network.initialize(k), client=k) for k in range(2)]
+    # By the deviation of few samples rounding is magnified: in float32, devices that round differently do not agree.
+    kind = torch.float64 if REAL and task.network.batch_statistics else torch.float32
+
+    def typed(leaf: Tensor) -> Tensor:
+        return leaf.to(kind) if leaf.is_floating_point() else leaf
+
+    drawn = [examples(12, spec, k) for k in range(2)]
+    given = [
+        request(replace(one, x=typed(one.x)), map_leaves(typed, task.network.initialize(k)), client=k)
+        for k, one in enumerate(drawn)
+    ]
     expected = Engine(task, CPU, EngineConfig(mode=mode)).execute(given)
     with elsewhere() as device:
         moved = [

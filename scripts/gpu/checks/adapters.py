@@ -51,12 +51,18 @@ _PARTS = {
 """Operators by what they are for. Where attention is fused, adapters and heads alone have products a client."""
 
 
-def _course(network: AdaptedNetwork, stack: dict[str, Tensor], x: Tensor, y: Tensor, steps: int) -> Tensor:
+_RATES = {"ViT-B/16": 1e-3, "1.1 B decoder": 1e-4}
+"""Learning rates with which losses fall slowly: small ones, or growing ones, would magnify rounding."""
+
+
+def _course(
+    network: AdaptedNetwork, stack: dict[str, Tensor], x: Tensor, y: Tensor, rate: float, steps: int = 20
+) -> Tensor:
     """The losses of some steps of gradient descent, shape (steps, N)."""
     found = []
     for _ in range(steps):
         losses, gradients = gradients_of(network, stack, x, y)
-        stack = {name: leaf - 0.1 * g for (name, leaf), g in zip(stack.items(), gradients, strict=True)}
+        stack = {name: leaf - rate * g for (name, leaf), g in zip(stack.items(), gradients, strict=True)}
         found.append(losses)
     return torch.stack(found)
 
@@ -71,12 +77,12 @@ def folds(record: Record) -> None:
         batch = scaled(4, 2)
         x, y = batches(name, 4, batch)
         narrow = network_of(name)
-        stack = stack_of(narrow, 4)
-        folded = _course(narrow, stack, x, y, 20)
+        stack, rate = stack_of(narrow, 4), _RATES[name]
+        folded = _course(narrow, stack, x, y, rate)
         single = [{key: leaf[k : k + 1] for key, leaf in stack.items()} for k in range(4)]
-        alone = torch.cat([_course(narrow, tree, x[k : k + 1], y[k : k + 1], 20) for k, tree in enumerate(single)], 1)
+        alone = torch.cat([_course(narrow, tree, x[k : k + 1], y[k : k + 1], rate) for k, tree in enumerate(single)], 1)
         del narrow
-        exact = _course(network_of(name, torch.float32), stack, x, y, 20)
+        exact = _course(network_of(name, torch.float32), stack, x, y, rate)
         by_fold = float(((folded - alone).abs() / alone.abs()).max())
         by_type = float(((folded - exact).mean(1).abs() / exact.mean(1)).max())
         by_client = float(((folded - exact).abs() / exact.abs()).max())
@@ -274,8 +280,8 @@ CHECKS = (
     Check("adapters_steps", 90, "A step by the rows of a fold, 1 k to 64 k", steps_by_rows),
     Check("adapters_operators", 40, "Shares of adapters' products and of casts in a step", step_by_operators),
     Check("adapters_attention", 40, "Fused attention in both passes, and no waiting", fused_attention),
-    Check("adapters_memory", 70, "Bytes of a step against arithmetic", memory),
+    Check("adapters_memory", 50, "Bytes of a step against arithmetic", memory),
     Check("adapters_rounds", 70, "Rounds of 16 ViT-B clients, and a loop over peft", rounds),
-    Check("adapters_clients", 75, "5,000 clients with SuPerFed's states", many_clients),
+    Check("adapters_clients", 60, "5,000 clients with SuPerFed's states", many_clients),
     Check("adapters_states", 40, "5,000 clients' adapters spilled to a disk, and committed", states_of_many),
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from algorithms.base import Algorithm
 from rayfl.data.images.augment import Augmentation
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.precision import set_arithmetic
 from rayfl.engine.settings import TrainConfig
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
@@ -49,6 +52,18 @@ def failing_device(memory: int | None = None) -> Iterator[torch.device]:
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(1.0 if memory is None else min(memory / total, 1.0))
     yield DEVICE
+
+
+def spread(work: Callable[[str], Any], names: Iterable[str]) -> Iterator[Any]:
+    """What some work gives for each name, by up to eight processes, each with two of the machine's cores."""
+    workers = max(1, min(8, (os.cpu_count() or 1) // 2))
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_process) as pool:
+        yield from pool.map(work, names)
+
+
+def _begin_process() -> None:
+    torch.set_num_threads(2)
+    set_arithmetic("float32")
 
 
 def wait() -> None:
@@ -94,20 +109,44 @@ def reserved_bytes(work: Callable[[], object]) -> int | None:
     return torch.cuda.max_memory_reserved()
 
 
+class Row(NamedTuple):
+    """What a profile says of the events of one name on one kind of device."""
+
+    key: str
+    device_type: DeviceType
+    is_user_annotation: bool
+    count: int
+    self_device_time_total: float
+
+
 def profiled(work: Callable[[], object]) -> dict[str, Any]:
-    """Launches, synchronisations and milliseconds on the GPU of some work; nothing on CPUs."""
-    return counted(profile_rows(work)) if DEVICE.type == "cuda" else {}
+    """Launches, synchronisations and milliseconds on the GPU of some work; nothing on CPUs.
+
+    Of the profiler's raw events: to make PyTorch's averages of a round's takes it a minute.
+    """
+    if DEVICE.type != "cuda":
+        return {}
+    events = _profile(work).profiler.kineto_results.events()
+    taken: dict[tuple[str, DeviceType, bool], list[int]] = {}
+    for event in events:
+        key = event.name(), event.device_type(), event.is_user_annotation()
+        taken.setdefault(key, []).append(event.duration_ns())
+    return counted([Row(*key, len(spans), sum(spans) / 1e3) for key, spans in taken.items()])
 
 
 def profile_rows(work: Callable[[], object]) -> Sequence[Any]:
     """The rows of a profile of some work: kernels, and the operators that launched them."""
+    return list(_profile(work).key_averages())
+
+
+def _profile(work: Callable[[], object]) -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = [ProfilerActivity.CUDA] if DEVICE.type == "cuda" else []
     with profile(activities=[*on_gpu, ProfilerActivity.CPU]) as found:
         work()
         wait()
-    return list(found.key_averages())
+    return found
 
 
 def counted(rows: Sequence[Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pickle
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checks.bench import DEVICE, REHEARSAL
+from checks.bench import DEVICE, REHEARSAL, spread
 from checks.running import Check, Record, SkippedError
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.precision import arithmetic
@@ -90,6 +91,19 @@ def exact_sums(record: Record) -> None:
         for found in (there.mean(), pickle.loads(pickle.dumps(mixed)).mean()):  # noqa: S301 -- its own
             assert all(torch.equal(found[name], expected[name]) for name in expected), f"scale {scale:g}: other bits"
     record.note("compared", "3 scales, 40 trees each: the same bits")
+    for wrong in (math.nan, math.inf, -math.inf):
+        for place in (0, 33_333, 50_000):
+            tree = {"a": torch.ones(50_001), "b": torch.ones(7, 3)}
+            tree["a"][place] = wrong
+            sound, there = brought(trees[0]), brought(tree)
+            known = extremes_of([sound, there])
+            check_finite(sound, known)
+            try:
+                check_finite(there, known)
+            except NonFiniteError:
+                continue
+            raise AssertionError(f"{wrong} at {place} was not found")
+    record.note("NaN and infinity", "found at three places")
 
 
 def _outcome(toy: Any) -> Tree:
@@ -102,81 +116,103 @@ def _outcome(toy: Any) -> Tree:
     return {"server": toy.server, "states": states, "scores": scores}
 
 
-def methods(record: Record) -> None:
-    """Two rounds and an evaluation of every method, looped and stacked, in float64 against the CPU's."""
+def _method(name: str) -> tuple[dict[str, float], dict[str, str]]:
+    """How far one method's results on the device are from those on the CPU, by mode, and what is wrong with them."""
     from tests.support.cases import ALGORITHMS, toy_of
 
-    worst: dict[str, float] = {}
-    bad: dict[str, str] = {}
-    for name, case in ALGORITHMS.items():
-        single = toy_of(case)
-        for cohort in case.cohorts()[:2]:
-            single.step(cohort)
-        expected = _outcome(single)
-        for mode in _MODES:
-            try:
-                there = toy_of(case, mode=mode, device=DEVICE)
-                for cohort in case.cohorts()[:2]:
-                    there.step(cohort)
-                apart = difference(_outcome(there), expected)
-                worst[f"{name} {mode}"] = apart
-                if not apart <= 1e-8:
-                    bad[f"{name} {mode}"] = f"differs by {apart:.3g}"
-            except Exception as error:
-                bad[f"{name} {mode}"] = f"{type(error).__name__}: {error}"[:300]
-        record.note("compared", f"{len(worst)}, the last {name}")
+    case = ALGORITHMS[name]
+    worst, bad = dict[str, float](), dict[str, str]()
+    single = toy_of(case)
+    for cohort in case.cohorts()[:2]:
+        single.step(cohort)
+    expected = _outcome(single)
+    for mode in _MODES:
+        try:
+            there = toy_of(case, mode=mode, device=DEVICE)
+            for cohort in case.cohorts()[:2]:
+                there.step(cohort)
+            apart = difference(_outcome(there), expected)
+            worst[f"{name} {mode}"] = apart
+            if not apart <= 1e-8:
+                bad[f"{name} {mode}"] = f"differs by {apart:.3g}"
+        except Exception as error:
+            bad[f"{name} {mode}"] = f"{type(error).__name__}: {error}"[:300]
+    return worst, bad
+
+
+def methods(record: Record) -> None:
+    """Two rounds and an evaluation of every method, looped and stacked, in float64 against the CPU's."""
+    from tests.support.cases import ALGORITHMS
+
+    _compared(record, spread(_method, ALGORITHMS))
+
+
+def _compared(record: Record, found: Iterable[tuple[dict[str, float], dict[str, str]]]) -> None:
+    """Notes the largest differences and what is wrong, as they come; fails where something is."""
+    worst, bad = dict[str, float](), dict[str, str]()
+    for apart, wrong in found:
+        worst |= {what: max(worst.get(what, 0.0), value) for what, value in apart.items()}
+        bad |= wrong
+        record.note("largest differences", dict(sorted(worst.items(), key=lambda item: -item[1])[:8]))
+        record.note("compared", len(worst))
         record.note("bad", bad)
-    record.note("largest difference", max(worst.values(), default=None))
     assert not bad, f"{len(bad)} differ from the CPU: {', '.join(bad)}"
 
 
-def models(record: Record) -> None:
-    """A local update of every model, looped and stacked, with SGD and with Adam, against the CPU's."""
+def _model(name: str) -> tuple[dict[str, float], dict[str, str]]:
+    """How far one model's local updates on the device are from those on the CPU, and what is wrong with them."""
     from rayfl.engine.optimizers import Rule
     from tests.models.test_zoo import SMALL
     from tests.support.problems import CPU, examples, request
 
-    bad: dict[str, str] = {}
-    worst: dict[str, float] = {}
-    for name, (architecture, spec) in SMALL.items():
-        for what, rule, limit, kind in (
-            ("SGD, float32", Rule(0.05, momentum=0.9, weight_decay=1e-4), 1e-3, torch.float32),
-            ("SGD, float64", Rule(0.05, momentum=0.9, weight_decay=1e-4), 1e-8, torch.float64),
-            ("Adam, float64", Rule(0.001, optimizer="adam"), 1e-8, torch.float64),
-        ):
-            task = Classification(architecture.network(spec))
+    architecture, spec = SMALL[name]
+    worst, bad = dict[str, float](), dict[str, str]()
+    for what, rule, limit, kind in (
+        ("SGD, float32", Rule(0.05, momentum=0.9, weight_decay=1e-4), 1e-3, torch.float32),
+        ("SGD, float64", Rule(0.05, momentum=0.9, weight_decay=1e-4), 1e-8, torch.float64),
+        ("Adam, float64", Rule(0.001, optimizer="adam"), 1e-8, torch.float64),
+    ):
+        network = architecture.network(spec)
+        task = Classification(network)
 
-            def inputs(x: Tensor, kind: torch.dtype = kind) -> Tensor:
-                return x.to(kind) if x.is_floating_point() else x
+        def inputs(x: Tensor, kind: torch.dtype = kind) -> Tensor:
+            return x.to(kind) if x.is_floating_point() else x
 
-            data = [examples(12, spec, k) for k in range(3)]
-            given = [
-                replace(
-                    request(one, map_leaves(inputs, task.network.initialize(k)), client=k, epochs=1),
-                    examples=replace(one, x=inputs(one.x)),
-                    rule=rule,
-                )
-                for k, one in enumerate(data)
-            ]
-            for mode in _MODES:
-                place = f"{name}, {what}, {mode}"
-                expected = Engine(task, CPU, EngineConfig(mode=mode)).execute(given)
-                if isinstance(expected[0], Exception):
-                    record.note(place, f"not on the CPU either: {expected[0]}"[:200])
-                    continue
-                moved = [replace(one, examples=_moved(one.examples)) for one in given]
-                found = Engine(task, DEVICE, EngineConfig(mode=mode)).execute(moved)
-                if failed := [one for one in found if isinstance(one, Exception)]:
-                    bad[place] = f"{type(failed[0]).__name__}: {failed[0]}"[:300]
-                    continue
-                apart = max(difference(one, other) for one, other in zip(found, expected, strict=True))
-                worst[what] = max(worst.get(what, 0.0), apart)
-                if not apart <= limit:
-                    bad[place] = f"differs by {apart:.3g}"
-        record.note("compared", f"the last {name}")
-        record.note("largest difference", worst)
-        record.note("bad", bad)
-    assert not bad, f"{len(bad)} differ from the CPU: {', '.join(bad)}"
+        data = [examples(12, spec, k) for k in range(3)]
+        given = [
+            replace(
+                request(one, map_leaves(inputs, task.network.initialize(k)), client=k, epochs=1),
+                examples=replace(one, x=inputs(one.x)),
+                rule=rule,
+            )
+            for k, one in enumerate(data)
+        ]
+        for mode in _MODES:
+            place = f"{name}, {what}, {mode}"
+            expected = Engine(task, CPU, EngineConfig(mode=mode)).execute(given)
+            if isinstance(expected[0], Exception):
+                if kind == torch.float32:  # constants of a network that are in no tree stay in float32
+                    bad[place] = f"not on the CPU either: {expected[0]}"[:300]
+                continue
+            moved = [replace(one, examples=_moved(one.examples)) for one in given]
+            found = Engine(task, DEVICE, EngineConfig(mode=mode)).execute(moved)
+            if failed := [one for one in found if isinstance(one, Exception)]:
+                bad[place] = f"{type(failed[0]).__name__}: {failed[0]}"[:300]
+                continue
+            worst[place] = max(difference(one, other) for one, other in zip(found, expected, strict=True))
+            # Batch normalization divides by the deviation of few samples, which magnifies rounding without bound: two
+            # CPUs would differ in float32, too. In float64 no more than the limit is allowed.
+            unbounded = kind == torch.float32 and network.batch_statistics
+            if not (worst[place] <= limit or unbounded):
+                bad[place] = f"differs by {worst[place]:.3g}"
+    return worst, bad
+
+
+def models(record: Record) -> None:
+    """A local update of every model, looped and stacked, with SGD and with Adam, against the CPU's."""
+    from tests.models.test_zoo import SMALL
+
+    _compared(record, spread(_model, SMALL))
 
 
 def _moved(data: Examples) -> Examples:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from actors.hosting.building import device_state_memory_of
 from actors.hosting.device_states import DeviceStateCache
 from algorithms.base import Algorithm
 from algorithms.ditto import Ditto
@@ -17,6 +18,7 @@ from algorithms.floco import Floco
 from algorithms.superfed import SuPerFed
 from checks.bench import DEVICE, federation, peak_bytes, play, profiled, scaled, seconds
 from checks.running import Check, Record
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import TwoNN
 
@@ -55,11 +57,22 @@ def _measured(
     sizes: Sequence[int],
     mode: str = "vectorized",
     width: int = 1000,
-    states: int = 0,
+    states: int | None = None,
 ) -> float:
-    """Seconds of a round, which are noted with its bytes and launches; ``states`` bytes of states stay there."""
+    """Seconds of a round, which are noted with its bytes and launches.
+
+    Args:
+        record: of the check.
+        name: of what is measured.
+        method: what is trained.
+        sizes: samples of each client.
+        mode: looped or vectorized.
+        width: clients stacked at a time.
+        states: bytes of states that stay on the device; None: as many as by default.
+    """
     toy = federation(method, sizes, TwoNN(), _DIGITS, mode, width)
-    toy.client_hosts[0]._device_states = DeviceStateCache(states)
+    by_default = device_state_memory_of(ClusterConfig(), DEVICE)
+    toy.client_hosts[0]._device_states = DeviceStateCache(by_default if states is None else states)
     play(toy)
     taken = seconds(lambda: play(toy), 2)
     record.note(name, {"s a round": taken, "peak bytes": peak_bytes(lambda: play(toy)), **profiled(lambda: play(toy))})

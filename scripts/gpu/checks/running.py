@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,9 +85,9 @@ class Check:
 
 
 def run_checks(
-    checks: Sequence[Check], command: Sequence[str], out: Path, name: str, within_s: float
+    checks: Sequence[Check], command: Sequence[str], out: Path, name: str, within_s: float, together: int = 1
 ) -> dict[str, dict[str, Any]]:
-    """Runs checks one after the other.
+    """Runs checks one after the other, or several at a time.
 
     Args:
         checks: which.
@@ -93,24 +95,30 @@ def run_checks(
         out: folder of the answers and logs.
         name: of the file of answers, without its ending.
         within_s: seconds for all together; a check may take what is left.
+        together: how many run at a time: their seconds then mean nothing.
 
     Returns:
         The answers by check, with the seconds it took.
     """
     out.mkdir(parents=True, exist_ok=True)
     answers: dict[str, dict[str, Any]] = {}
-    ends = time.monotonic() + within_s
-    for check in checks:
+    ends, writing = time.monotonic() + within_s, threading.Lock()
+
+    def run(check: Check) -> None:
         limit = min(check.limit_s, ends - time.monotonic())
         begun = time.monotonic()
         if limit < _LEAST_S:
             answer = {"status": "skipped", "reason": "no time was left", "found": {}, "goals": []}
         else:
             answer = _run(check, command, out, limit)
-        answers[check.name] = {**answer, "seconds": round(time.monotonic() - begun, 1)}
-        (out / f"{name}.json").write_text(json.dumps(answers, indent=1))
+        with writing:
+            answers[check.name] = {**answer, "seconds": round(time.monotonic() - begun, 1)}
+            (out / f"{name}.json").write_text(json.dumps(answers, indent=1))
         first = (answer["reason"].strip().splitlines() or [""])[-1]
         print(f"{answer['status']:8} {check.name:24} {answers[check.name]['seconds']:6} s  {first[:150]}", flush=True)
+
+    with ThreadPoolExecutor(together) as pool:
+        list(pool.map(run, checks))
     return answers
 
 

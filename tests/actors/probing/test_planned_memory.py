@@ -82,7 +82,7 @@ def test_a_stack_takes_what_was_planned_within_a_tenth(name: str) -> None:
         with elsewhere() as device:
             own = toy(name, device)
             model = next(iter(own.server))
-            job = Job("local_update", "mean", 0, (0, 1, 2, 3), splits=splits)
+            job = Job("local_update", "mean", 0, tuple(range(12)), splits=splits)
             call = ProbeCall(job, to_numpy({model: own.server[model]}))
             config = EngineConfig(mode="vectorized", width=CLIENTS)
             found.append(measure(own.client_hosts[0], config, [call], Meter(), "this device"))
