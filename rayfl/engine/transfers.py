@@ -6,23 +6,18 @@ Transfers to and from GPUs go through pinned memory, which a GPU reads and write
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.aggregation.fixed_point import MAX_THREADS
 from rayfl.params import Tree, copies, map_leaves, own_dicts, tensors
 
 _CPU = torch.device("cpu")
 MOVE_BYTES = 256 << 20
 """Bytes that are moved at a time, since what is moved together lies in memory once more."""
-THREADED_BYTES = 16 << 20
-"""Bytes that come to the CPU together, above which threads copy them to memory of their own."""
 
 
 def move_trees(trees: Sequence[Mapping[str, Any]], device: torch.device) -> list[Tree]:
@@ -69,28 +64,10 @@ def _with(trees: Sequence[Mapping[str, Any]], moved: Iterable[tuple[Sequence[Ten
     for piece, flat in moved:
         parts = torch.split(flat, [tensor.numel() for tensor in piece])
         shaped = [part.view(old.shape) for old, part in zip(piece, parts, strict=True)]
-        apart = _copies_by_threads(shaped) if flat.device == _CPU and flat.nbytes >= THREADED_BYTES else copies(shaped)
-        found |= zip(map(id, piece), apart, strict=True)
+        found |= zip(map(id, piece), copies(shaped), strict=True)
     if not found:
         return [own_dicts(tree) for tree in trees]
     return [map_leaves(lambda leaf: found.get(id(leaf), leaf), tree) for tree in trees]
-
-
-def _copies_by_threads(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of contiguous tensors of the CPU, each in memory of its own.
-
-    Most of the time the kernel clears pages for them, which it does for several threads at once. NumPy copies, since
-    PyTorch would have threads of its own for each of these.
-    """
-    found = [torch.empty_like(part) for part in parts]
-
-    def share(start: int) -> None:
-        for new, old in zip(found[start::MAX_THREADS], parts[start::MAX_THREADS], strict=True):
-            np.copyto(*(one.view(one.numel()).view(torch.uint8).numpy() for one in (new, old)))
-
-    with ThreadPoolExecutor(MAX_THREADS) as pool:
-        list(pool.map(share, range(MAX_THREADS)))
-    return found
 
 
 def joined_on(parts: Sequence[Tensor], device: torch.device) -> Tensor:

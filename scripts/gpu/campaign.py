@@ -32,6 +32,7 @@ import torch
 from checks.page import write_page
 from checks.running import Check, Record, SkippedError, run_checks
 
+from actors.hosting.allocator import reuse_freed_memory
 from rayfl.engine.precision import set_arithmetic
 
 PARTS = {
@@ -63,6 +64,7 @@ def run_one(part: str, name: str, record: Record) -> None:
     """
     check = next(check for check in checks_of(part) if check.name == name)
     set_arithmetic("float32")
+    reuse_freed_memory()  # as an actor does
     try:
         check.work(record)
         record.end("ok")

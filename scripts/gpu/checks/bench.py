@@ -126,7 +126,7 @@ def profiled(work: Callable[[], object]) -> dict[str, Any]:
     """
     if DEVICE.type != "cuda":
         return {}
-    events = _profile(work).profiler.kineto_results.events()
+    events = _profile(work, operators=False).profiler.kineto_results.events()
     taken: dict[tuple[str, DeviceType, bool], list[int]] = {}
     for event in events:
         key = event.name(), event.device_type(), event.is_user_annotation()
@@ -139,11 +139,12 @@ def profile_rows(work: Callable[[], object]) -> Sequence[Any]:
     return list(_profile(work).key_averages())
 
 
-def _profile(work: Callable[[], object]) -> Any:
+def _profile(work: Callable[[], object], operators: bool = True) -> Any:
+    """A profile of some work, with or without the operators that launch kernels."""
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = [ProfilerActivity.CUDA] if DEVICE.type == "cuda" else []
-    with profile(activities=[*on_gpu, ProfilerActivity.CPU]) as found:
+    with profile(activities=[*on_gpu, *([ProfilerActivity.CPU] if operators or not on_gpu else [])]) as found:
         work()
         wait()
     return found

@@ -144,7 +144,7 @@ def states(record: Record) -> None:
 CHECKS = (
     Check("device_itself", 20, "What the device takes without rayfl", device_itself),
     Check("thousand_clients", 60, "A round of 1,000 TwoNN clients", thousand_clients),
-    Check("methods_of_two_models", 60, "SuPerFed, Ditto, FLOCO and FedPHP against FedAvg", methods_of_two_models),
+    Check("methods_of_two_models", 100, "SuPerFed, Ditto, FLOCO and FedPHP against FedAvg", methods_of_two_models),
     Check("stacked_against_looped", 30, "100 clients stacked and one by one", stacked_against_looped),
     Check("ragged_clients", 25, "Clients of 3 to 200 samples", ragged_clients),
     Check("evaluation", 30, "An evaluation of 200 clients", evaluation),
