@@ -68,7 +68,8 @@ class ForwardPass:
             key, call = torch.randint(1 << 62, (), dtype=torch.int64).to(like.device), 0
         entries, lanes = math.prod(shape), min(max(round(share * _LANES), 1), _LANES - 1)
         self.calls += 1
-        draw = _factors if get_proxy_mode() is None else _opaque_factors
+        alone = get_proxy_mode() is None and not is_stacked(key)
+        draw = _factors if alone else _opaque_factors
         return draw(key, _signed(call * _CALL), entries, lanes, like.dtype).view(tuple(shape))
 
 
@@ -91,8 +92,9 @@ def _factors(key: Tensor, offset: int, entries: int, lanes: int, dtype: torch.dt
     return kept.to(dtype).mul_(_LANES / lanes)
 
 
-# One operation when a step is traced. Its products of 64-bit integers overflow, which C++ leaves undefined: where
-# they stand in a loop, compilers take for granted that it ends before they do, and write past the array.
+# One operation in a stack, since PyTorch up to 2.11 or later cannot stack views of another type, and when a step is
+# traced: its products of 64-bit integers overflow, which C++ leaves undefined. Where they stand in a loop, compilers
+# take for granted that it ends before they do, and write past the array.
 _opaque_factors = torch.library.custom_op("rayfl::dropout_factors", _factors, mutates_args=())
 
 
