@@ -176,10 +176,7 @@ class Spill:
             return handle.tree
 
     def peek(self, handle: SpillHandle) -> Tree:
-        """Returns the tree of a handle like :meth:`get`, but leaves it where it is.
-
-        A commit reads every state once: brought to memory, each would drive another one to the disk.
-        """
+        """Returns a handle's tree like :meth:`get` but leaves it where it is: a commit reads every state once."""
         with self._lock:
             tree, file = handle.tree, handle.file
         if tree is not None:

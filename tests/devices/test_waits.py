@@ -23,6 +23,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.engine.transfers import move_trees
 from rayfl.examples import Examples, InputSpec
+from rayfl.params import copies
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import CPU, examples, request
@@ -151,3 +152,35 @@ def test_positive_weights_are_not_waited_for() -> None:
         assert not counted.waits
         back = move_trees([{"loss": found}], CPU)[0]["loss"]
     torch.testing.assert_close(back, task.loss_of(outputs, Batch(labels, labels)))
+
+
+def launches(method: Any, clients: int) -> int:
+    """Of the third round, with all clients in one stack and no scores."""
+    train = TrainConfig(rounds=4, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
+    with elsewhere() as device:
+        toy = Toy(
+            method(), random_clients([6] * clients, seed=1), two_layers(), train, mode="vectorized", device=device
+        )
+        toy.client_hosts[0].engine.width = clients
+        toy.run(2)
+        toy.federation.begin_round(toy.round, ())
+        with Launches() as counted:
+            toy.algorithm.round(toy.server, toy.cohort(toy.round), toy.federation)
+    return sum(counted.launches.values())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "superfed", "ditto"])
+def test_launches_around_the_steps_hardly_grow_with_the_clients(method: str) -> None:
+    few, many = (launches(METHODS[method], clients) for clients in (32, 64))
+    assert (many - few) / 32 <= 1.5
+
+
+def test_copies_share_no_memory_and_keep_types() -> None:
+    originals = [torch.rand(2, 3), torch.arange(4), torch.rand(5, dtype=torch.float64), torch.zeros(0, 2)]
+    with elsewhere() as device:
+        there = [tensor.to(device) for tensor in originals]
+        with Launches() as counted:
+            found = copies(there)
+        assert sum(counted.launches.values()) == 3  # one for each type
+        there[0].zero_()
+        assert_equal(dict(enumerate(tensor.cpu() for tensor in found)), dict(enumerate(originals)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,6 +100,21 @@ def test_leaves_that_share_memory() -> None:
     back = loads(dumps(shared), "tree")
     assert_equal(back, shared)
     assert len({leaf.data_ptr() for _, leaf in leaves(back)}) == len(shared)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+              torch.uint8, torch.bool],
+    ids=str,
+)  # fmt: skip
+def test_files_written_by_way_of_numpy_are_those_of_the_library_for_pytorch(dtype: torch.dtype) -> None:
+    tensors = {"b": torch.ones(3, 2).to(dtype), "a": torch.zeros(()).to(dtype), "none": torch.zeros(0, 4).to(dtype)}
+    data = dumps(tensors)
+    with_bfloat16 = {**tensors, "wide": torch.ones(2, dtype=torch.bfloat16)}  # NumPy has no such type
+    assert_equal(loads(dumps(with_bfloat16), "tree"), with_bfloat16)
+    size = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+    assert data == safetensors.torch.save(tensors, metadata=metadata)
 
 
 def test_views_of_one_buffer() -> None:

@@ -132,6 +132,18 @@ def test_a_commit_writes_states_that_were_spilled_and_those_that_were_replaced_s
     assert_equal(states.checkout(3), tree(33))
 
 
+def test_a_commit_drives_no_state_to_the_disk(tmp_path: Path) -> None:
+    spill = Spill(4 * 408, str(tmp_path))
+    states = ClientStates(CommitStore(Storage(str(tmp_path / "run"))), 0, spill)
+    for client in range(10):
+        states.replace(client, tree(client), round=0)
+    before = spill.spilled, spill.held_bytes
+    assert before == (6, 4 * 408)
+    states.write(1)
+    assert states.all().keys() == set(range(10))
+    assert (spill.spilled, spill.held_bytes) == before
+
+
 def test_of_the_states_between_two_commits_only_the_last_is_kept(tmp_path: Path) -> None:
     store = CommitStore(Storage(str(tmp_path / "run")))
     spill = Spill(None, str(tmp_path))
