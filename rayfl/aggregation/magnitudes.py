@@ -42,6 +42,7 @@ def extremes_of(trees: Sequence[Mapping[str, Any]]) -> Extremes:
     return known
 
 
+@torch.no_grad()
 def _magnitudes(found: Sequence[Tensor]) -> list[float]:
     """The largest magnitude of each tensor on an accelerator: few launches and one transfer for all."""
     alike: dict[torch.dtype, list[int]] = {}
@@ -49,7 +50,7 @@ def _magnitudes(found: Sequence[Tensor]) -> list[float]:
         alike.setdefault(leaf.dtype, []).append(place)
     norms: dict[int, Tensor] = {}
     for places in alike.values():
-        norms |= zip(places, torch._foreach_norm([found[i].detach() for i in places], torch.inf), strict=True)
+        norms |= zip(places, torch._foreach_norm([found[i] for i in places], torch.inf), strict=True)
     return _numbers([norms[place] for place in range(len(found))])
 
 
@@ -107,6 +108,6 @@ def _number(path: str, leaf: Any) -> float:
 def _numbers(scalars: Sequence[Any]) -> list[float]:
     """Returns scalars as numbers; those of an accelerator in one transfer, since each one synchronizes."""
     there = [i for i, one in enumerate(scalars) if isinstance(one, Tensor) and one.device.type != "cpu"]
-    brought = torch.cat([scalars[i].view(1) for i in there]).cpu().tolist() if there else []
+    brought = torch.stack([scalars[i] for i in there]).cpu().tolist() if there else []
     found = dict(zip(there, brought, strict=True))
     return [found[i] if i in found else float(one) for i, one in enumerate(scalars)]
