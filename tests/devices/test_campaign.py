@@ -47,17 +47,23 @@ from pathlib import Path
 from checks.page import write_page
 from checks.running import Check, run_checks
 out = Path({out!r})
-checks = [Check(name, 8.0, name, print) for name in ("good", "hangs", "dies", "mute", "last")]
-answers = run_checks(checks, [sys.executable, {fake!r}], out, "campaign", {within})
+checks = [Check(name, 8.0, name, print) for name in {names!r}]
+answers = run_checks(checks, [sys.executable, {fake!r}], out, "campaign", {within}, {together})
 write_page(out / "page.md", "b", "cuda", checks, answers)
 """
 
 
-def ran(folder: Path, within: float) -> tuple[dict[str, dict[str, object]], str]:
-    """The answers of five made-up checks, and their page."""
+def ran(
+    folder: Path,
+    within: float,
+    names: tuple[str, ...] = ("good", "hangs", "dies", "mute", "last"),
+    together: int = 1,
+) -> tuple[dict[str, dict[str, object]], str]:
+    """The answers of made-up checks, and their page."""
     scripts, fake = str(ROOT / "scripts" / "gpu"), folder / "fake.py"
     fake.write_text(FAKE.format(scripts=scripts))
-    code = RUNNER.format(scripts=scripts, out=str(folder), fake=str(fake), within=within)
+    given = {"out": str(folder), "fake": str(fake), "within": within, "names": names, "together": together}
+    code = RUNNER.format(scripts=scripts, **given)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     return json.loads((folder / "campaign.json").read_text()), (folder / "page.md").read_text()
 
@@ -79,6 +85,15 @@ def test_a_check_that_hangs_or_dies_costs_nothing_but_itself(tmp_path: Path) -> 
     assert answers["mute"]["reason"] == "no answer: exit code 3"
     assert "| speed | at most 1 s | 0.5 | met |" in page
     assert "| dies | dies | **failed** |" in page
+
+
+def test_checks_that_run_together_each_have_their_answer(tmp_path: Path) -> None:
+    answers, page = ran(tmp_path, 60, ("good", "dies", "mute", "last"), together=4)
+    assert {name: answer["status"] for name, answer in answers.items()} == {
+        "good": "ok", "dies": "failed", "mute": "failed", "last": "ok",
+    }  # fmt: skip
+    rows = [page.index(f"| {name} |") for name in ("good", "dies", "mute", "last")]
+    assert rows == sorted(rows)
 
 
 @pytest.mark.slow
