@@ -39,8 +39,8 @@ class DirichletPartition(SkewedPartition):
     min_samples: int = Field(default=1, ge=1, description="Least number of samples of a client.")
     small_clients: Literal["redraw", "drop"] = Field(
         default="redraw",
-        description="What to do when a client has fewer: draw all proportions again (FedMA), but not the factors of "
-        "size_alpha, or leave the client and its samples out (the published code of SuPerFed, with 11).",
+        description="What to do when a client has fewer: draw all proportions again (FedMA), and the factors of "
+        "size_alpha with them, or leave the client and its samples out (the published code of SuPerFed, with 11).",
     )
 
     def divide(self, labels: np.ndarray, streams: RandomStreams) -> list[np.ndarray]:
@@ -52,9 +52,9 @@ class DirichletPartition(SkewedPartition):
         """
         generator = streams.generator("split")
         factors = np.ones(self.num_clients)
-        if self.size_alpha is not None:
-            factors = generator.dirichlet(np.full(self.num_clients, self.size_alpha))
         for _ in range(_MOST_DRAWS):
+            if self.size_alpha is not None:  # again, too: one factor near 0 would fail every draw of proportions
+                factors = generator.dirichlet(np.full(self.num_clients, self.size_alpha))
             parts = [sorted_union(chunks) for chunks in self._draw(labels, factors, generator)]
             enough = [part for part in parts if len(part) >= self.min_samples]
             if not enough and self.small_clients == "drop":

@@ -83,6 +83,22 @@ def test_small_clients_are_redrawn_or_dropped() -> None:
     assert min(map(len, redrawn)) >= 10
 
 
+def test_size_factors_are_redrawn_with_the_proportions() -> None:
+    """With even proportions sizes are N times the factors: kept ones that are too small would fail every draw."""
+    labels = CIFAR[::100]
+    settings_ = {"num_clients": 4, "alpha": 1e9, "cap": False, "size_alpha": 1.0}
+    least = []
+    for seed in range(30):
+        parts = DirichletPartition(**settings_, min_samples=25).assign(labels, RandomStreams(seed))
+        check(labels, parts, 4)
+        least.append(min(map(len, parts)))
+        first = DirichletPartition(**settings_, small_clients="drop").assign(labels, RandomStreams(seed))
+        if len(first) == 4 and min(map(len, first)) >= 25:
+            assert all(map(np.array_equal, parts, first))  # what succeeds at once is one and the same draw
+    # Of flat proportions given that each is above 1/20 the least is on average 1/20 + (1 - 4/20) / 4^2 = 1/10.
+    assert min(least) >= 25 and abs(np.mean(least) / 500 - 0.1) < 0.03
+
+
 def test_equal_sizes_are_exact_for_cifar() -> None:
     parts = DirichletEqualPartition(num_clients=100, alpha=0.5).assign(CIFAR, RandomStreams(0))
     check(CIFAR, parts, 100)
