@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from rayfl.naming.lists import EACH_ONCE
+
 
 class EvaluationConfig(BaseModel):
     """What is measured, and how often."""
@@ -33,7 +35,7 @@ class EvaluationConfig(BaseModel):
         description="after those rounds, also score the cohort on what it receives next (before aggregation is over "
         "it was scored on what it trained): their difference is what a new download costs a client",
     )
-    splits: tuple[Literal["train", "validation", "test"], ...] = Field(
+    splits: Annotated[tuple[Literal["train", "validation", "test"], ...], EACH_ONCE] = Field(
         ("validation", "test"),
         min_length=1,
         description="the splits that are scored; train: what clients train on, as it is (without augment)",
@@ -65,9 +67,7 @@ class EvaluationConfig(BaseModel):
 
     @field_validator("splits")
     @classmethod
-    def _each_once(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(splits)) < len(splits):
-            raise ValueError("each split may be there once")
+    def _judging(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
         if splits == ("train",):
             raise ValueError("nothing is judged by training samples: add test or validation")
         return splits

@@ -22,6 +22,7 @@ from rayfl.metrics.regression import RegressionMeasures
 from rayfl.metrics.segmentation import MaskLoss, SegmentationMeasures, SoftMaskLoss
 from rayfl.metrics.survival import SurvivalMeasures
 from rayfl.models.base import Network
+from rayfl.naming.lists import EACH_ONCE
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.results.schemas import unfit_metrics
@@ -35,15 +36,13 @@ class ClassificationSection(TaskSection):
     learns_from = "class"
 
     name: Literal["classification"] = Field("classification", description="What is learned.")
-    metrics: tuple[Literal["f1_macro", "auroc"], ...] = Field(
+    metrics: Annotated[tuple[Literal["f1_macro", "auroc"], ...], EACH_ONCE] = Field(
         (), description="Further metrics, each with columns of its own: f1_macro, auroc."
     )
     thresholds: int = Field(101, ge=2, le=10_001, description=f"Number of {_THRESHOLDS} auroc.")
 
     @model_validator(mode="after")
-    def _once(self) -> ClassificationSection:
-        if len(set(self.metrics)) < len(self.metrics):
-            raise ValueError("metrics has a metric twice; name each once")
+    def _nothing_in_vain(self) -> ClassificationSection:
         if "thresholds" in self.model_fields_set and self.thresholds != 101 and "auroc" not in self.metrics:
             raise ValueError("thresholds is for auroc: add it to metrics, or leave thresholds out")
         return self

@@ -211,9 +211,26 @@ def test_numbers_are_finite(path: str, value: str) -> None:
     assert re.search(rf"  {path}[\w.]*: (must be a finite number|should be) .*\(got -?inf\)", str(caught.value))
 
 
-def test_a_split_is_scored_once() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.splits: each split may be there once \(got"):
-        load_config(Experiment, "quickstart", ["evaluation.splits=[test, test]"])
+@pytest.mark.parametrize(
+    ("overrides", "path", "name"),
+    [
+        (["evaluation.splits=[test, test]"], "evaluation.splits", "'test'"),
+        (["task.name=classification", "task.metrics=[auroc, auroc]"], "task.metrics", "'auroc'"),
+        (["dataset={name: parquet, path: a.csv, x: [age, bmi, age]}"], "dataset.x", "'age'"),
+        (["dataset={name: parquet, path: a.csv, y: [y1, y1]}"], "dataset.y", "'y1'"),
+        (["dataset={name: parquet, paths: [a.csv, a.csv]}"], "dataset.paths", "'a.csv'"),
+        (["dataset={name: arrays, path: a.csv, y: [y1, y1]}"], "dataset.y", "'y1'"),
+        (["dataset={name: huggingface, path: a, train: [train, train]}"], "dataset.train", "'train'"),
+        (["dataset={name: instructions, paths: [a, a], tokenizer: bytes}"], "dataset.paths", "'a'"),
+        (["model={name: pretrained, folder: a, adapter: {trains: [a, a]}}"], "model.adapter.trains", "'a'"),
+        (["model={name: pretrained, folder: a, adapter: {targets: [q, v, q]}}"], "model.adapter.targets", "'q'"),
+        (["model={name: pretrained, folder: a, adapter: {layers: [1, 0, 1]}}"], "model.adapter.layers", "1"),
+    ],
+)
+def test_a_name_stands_once_in_a_list(overrides: list[str], path: str, name: str) -> None:
+    words = rf"^  {re.escape(path)}: {re.escape(name)} stands there twice: name it once \(got [^)]*\)$"
+    with pytest.raises(ConfigError, match=re.compile(words, re.MULTILINE)):
+        load_config(Experiment, "quickstart", overrides)
 
 
 def test_truth_values_are_no_numbers() -> None:

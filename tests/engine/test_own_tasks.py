@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused_before_the_start(changes: dict[str, Any], 
     [
         ({"name": "regression", "delta": 2.0}, "delta is for loss=huber"),
         ({"name": "classification", "thresholds": 11}, "thresholds is for auroc"),
-        ({"name": "classification", "metrics": ["auroc", "auroc"]}, "has a metric twice"),
+        ({"name": "classification", "metrics": ["auroc", "auroc"]}, "'auroc' stands there twice"),
         ("regresion", "regression"),
     ],
 )

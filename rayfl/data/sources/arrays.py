@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.errors import DataError
 from rayfl.examples import Target
 from rayfl.metrics.language import IGNORED
+from rayfl.naming.lists import EACH_ONCE
 
 _CLASSES = ("class", "mask")
 
@@ -46,7 +47,7 @@ class ArraysSource(CopiedSource):
         "root."
     )
     x: str = Field(default="image", description="Column of the paths of the inputs.")
-    y: str | tuple[str, ...] = Field(
+    y: Annotated[str | tuple[str, ...], EACH_ONCE] = Field(
         default=AUTO,
         description="Column of the paths of masks, or of other targets: classes, integers from 0; of several labels "
         "and of numbers also several columns; of survival the time and the event (1 or 0); auto: y or label (or mask).",

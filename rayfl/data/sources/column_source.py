@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -22,6 +22,7 @@ from rayfl.data.sources.tokenizers import LEARNED, tokenizer_digest
 from rayfl.data.tables import Standardize, TableColumns, TableOptions
 from rayfl.errors import DataError
 from rayfl.examples import Target
+from rayfl.naming.lists import EACH_ONCE
 
 _CLASSES = ("class", "mask")
 _YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "padding", "ignore")
@@ -30,13 +31,13 @@ _YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "p
 class ColumnSource(CopiedSource):
     """What sources of rows with named columns have in common: which columns are what, and what is done to them."""
 
-    x: str | tuple[str, ...] = Field(
+    x: Annotated[str | tuple[str, ...], EACH_ONCE] = Field(
         default=AUTO,
         description="Column of the inputs, or several with a number or a category (text, true and false) each, in "
         "their order; auto: x, image, img, or all x... columns, which must be numbers; of texts: text or x; of tokens: "
         "tokens, input_ids or x.",
     )
-    y: str | tuple[str, ...] = Field(
+    y: Annotated[str | tuple[str, ...], EACH_ONCE] = Field(
         default=AUTO,
         description="Column of the labels, integers from 0; of several labels and of numbers also several columns, or "
         "one of lists; of survival the columns of the time and of the event, 1 or 0; of masks lists of integers, or "

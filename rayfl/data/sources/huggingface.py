@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from rayfl.data.sources.preparing import Order
 from rayfl.data.sources.remarks import Remark
 from rayfl.data.sources.root import data_root
 from rayfl.errors import DataError
+from rayfl.naming.lists import EACH_ONCE
 
 _LABELS = ("y", "label")
 
@@ -38,10 +39,10 @@ class HuggingFaceSource(ColumnSource):
         description="The folder. A relative path that does not exist in the working directory is looked up in the data "
         "root."
     )
-    train: str | tuple[str, ...] = Field(
+    train: Annotated[str | tuple[str, ...], EACH_ONCE] = Field(
         default=AUTO, description="The split whose rows train, or several; auto: train, or the only one there is."
     )
-    test: str | tuple[str, ...] = Field(
+    test: Annotated[str | tuple[str, ...], EACH_ONCE] = Field(
         default=AUTO, description="The split that tests, or several; auto: test, if there is one; none: no split does."
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
@@ -22,6 +22,7 @@ from rayfl.data.sources.table_files import TableFile, form_of_names, no_column, 
 from rayfl.data.sources.tokenizers import tokenizer_digest
 from rayfl.errors import DataError
 from rayfl.examples import Target
+from rayfl.naming.lists import EACH_ONCE
 from rayfl.naming.texts import Checksum
 
 _RESPONSES = ("response", "output", "completion", "answer")
@@ -47,7 +48,9 @@ class InstructionsSource(CopiedSource):
         description="The file: Parquet, CSV, JSON (a list of objects) or JSON lines. A relative path that does not "
         "exist in the working directory is looked up in the data root.",
     )
-    paths: tuple[Path, ...] = Field(default=(), description="Several files with the same columns, in place of path.")
+    paths: Annotated[tuple[Path, ...], EACH_ONCE] = Field(
+        default=(), description="Several files with the same columns, in place of path."
+    )
     tokenizer: str = Field(
         min_length=1,
         description="The base's tokenizer.json of the library tokenizers, or a folder with one; bytes: the bytes of "

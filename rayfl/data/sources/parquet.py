@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from rayfl.data.sources.column_layout import AUTO
 from rayfl.data.sources.column_source import ColumnSource
 from rayfl.data.sources.root import data_root
 from rayfl.data.sources.table_files import TableFile, form_of_names
+from rayfl.naming.lists import EACH_ONCE
 
 
 class ParquetSource(ColumnSource):
@@ -30,7 +31,9 @@ class ParquetSource(ColumnSource):
         description="The file. A relative path that does not exist in the working directory is looked up in the data "
         "root.",
     )
-    paths: tuple[Path, ...] = Field(default=(), description="Several files with the same columns, in place of path.")
+    paths: Annotated[tuple[Path, ...], EACH_ONCE] = Field(
+        default=(), description="Several files with the same columns, in place of path."
+    )
     split: str = Field(
         default=AUTO, description="Column with train or test; auto: split, if there is one; none: ignore the division."
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from rayfl.naming.lists import EACH_ONCE
 from rayfl.naming.texts import Checksum
 
 
@@ -20,19 +21,21 @@ class AdapterConfig(_Part):
     name: Literal["lora"] = Field(default="lora", description="The kind of adapter.")
     r: int = Field(default=8, ge=1, description="Rank of the adapters.")
     alpha: float = Field(default=16, gt=0, allow_inf_nan=False, description="Numerator of their scale s.")
-    targets: Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+    targets: Annotated[
+        Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)] | None, EACH_ONCE
+    ] = Field(
         default=None,
         description="Which linear layers get an adapter: a list of last parts of their names; all-linear: all but "
         "those that make the outputs; another text: a regular expression that whole names match; null: the family's "
         "projections to queries and values.",
     )
-    layers: Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    layers: Annotated[Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...], EACH_ONCE] = Field(
         default="all", description="Numbers of the blocks whose layers get one, from 0; all: every block."
     )
     scaling: Literal["alpha_over_r", "alpha_over_sqrt_r"] = Field(
         default="alpha_over_r", description="s = alpha / r, or alpha / sqrt(r) (rank-stabilised)."
     )
-    trains: tuple[Literal["a", "b"], ...] = Field(
+    trains: Annotated[tuple[Literal["a", "b"], ...], EACH_ONCE] = Field(
         default=("a", "b"),
         min_length=1,
         description="Which factors are trained and travel; the other stays as the seed has drawn it. [b] is FFA-LoRA.",
