@@ -7,9 +7,9 @@ JSON or CSV. JSON may be FedScale's own form, a mapping from ids to records, or 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
 from rayfl.errors import DataError
+from rayfl.naming.plain_json import read_json
 
 NEVER_US = 1 << 62
 """Later than any time of the virtual clock, in microseconds."""
@@ -117,11 +118,11 @@ def _records(path: str, columns: Sequence[str]) -> list[Mapping[str, Any]]:
     file = Path(path).expanduser()
     try:
         if file.suffix == ".parquet":
-            records = pq.read_table(file).to_pylist()
+            records = _rows(pq.read_table(file))
         elif file.suffix == ".csv":
-            records = pc.read_csv(file).to_pylist()
+            records = _rows(pc.read_csv(file))
         elif file.suffix == ".json":
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = read_json(file.read_text(encoding="utf-8"))
             records = list(content.values()) if isinstance(content, dict) else content
         else:
             raise DataError(f"{path}: a trace is a .parquet, .csv or .json file; docs/system.md converts FedScale's")
@@ -133,6 +134,13 @@ def _records(path: str, columns: Sequence[str]) -> list[Mapping[str, Any]]:
     if missing:
         raise DataError(f"{path} has no column {missing[0]}; it needs {', '.join(columns)}")
     return records
+
+
+def _rows(table: pa.Table) -> list[Mapping[str, Any]]:
+    """The rows of a table; raises ValueError for two columns of a name, of which the last alone would count."""
+    if twice := [name for name, times in Counter(table.schema.names).items() if times > 1]:
+        raise ValueError(f"it has several columns called {twice[0]!r}: rename or remove one of them")
+    return list(table.to_pylist())
 
 
 def _number(path: str, row: int, record: Mapping[str, Any], name: str) -> float:

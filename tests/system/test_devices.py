@@ -127,6 +127,21 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             make(1, name="trace", devices=str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("twice.json", '[{"computation": 1, "communication": 2, "computation": 3}]'),
+        ("ids.json", '{"7": {"computation": 1, "communication": 2}, "7": {"computation": 3, "communication": 2}}'),
+        ("twice.csv", "computation,communication,computation\n1,2,3\n"),
+    ],
+)
+def test_what_stands_twice_in_a_trace_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    """The last alone would count."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rf"{name} cannot be read: .*'(7|computation)'"):
+        make(1, name="trace", devices=str(tmp_path / name))
+
+
 def test_the_table_has_all_that_was_simulated(tmp_path: Path) -> None:
     table = devices_table([Device(1, 2, 0.5), Device(3, 4, hours=Hours((1,), (2,), 3))])
     assert table.schema == DEVICES_SCHEMA

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from rayfl.errors import DataError
+from rayfl.naming.plain_json import read_json
 from rayfl.naming.spelling import nearest
 
 
@@ -124,7 +124,7 @@ def form_of_names(files: Sequence[Path], client: str) -> dict[str, str]:
 
 
 def _read_json(path: Path, client: str) -> pa.Table:
-    content = json.loads(path.read_text(encoding="utf-8-sig"))
+    content = read_json(path.read_text(encoding="utf-8-sig"))
     if not isinstance(content, list):
         raise ValueError("needed is a list of objects, one a row")
     return _of_objects(content)
@@ -132,7 +132,7 @@ def _read_json(path: Path, client: str) -> pa.Table:
 
 def _read_lines(path: Path, client: str) -> pa.Table:
     lines = path.read_text(encoding="utf-8-sig").split("\n")  # strings may have other ends of lines, such as U+2028
-    return _of_objects([json.loads(line) for line in lines if line.strip()])
+    return _of_objects([read_json(line) for line in lines if line.strip()])
 
 
 def _of_objects(rows: list[Any]) -> pa.Table:

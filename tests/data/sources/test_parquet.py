@@ -213,6 +213,16 @@ def test_a_mark_of_utf_8_before_a_text_is_no_part_of_it(tmp_path: Path, name: st
     assert samples.x.tolist() == [[1.0], [2.0]] and samples.y.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("f.json", '[{"x1": 1, "y": 0, "x1": 2}, {"x1": 2, "y": 1}]'), ("f.jsonl", '{"x1": 1, "y": 0, "x1": 2}\n')],
+)
+def test_a_key_of_json_stands_once_in_a_row(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=rf"{name} is not a readable JSON file: the key 'x1' stands twice in one obj"):
+        ParquetSource(path=tmp_path / name).open()
+
+
 def test_one_of_path_and_paths_is_given() -> None:
     for options in ({}, {"path": "a", "paths": ["b"]}, {"path": "a", "shape": []}, {"path": "a", "shape": [0]}):
         with pytest.raises(ValidationError):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rayfl.data.sources.leaf.codec import Codec, Part, Split, malformed
 from rayfl.errors import DataError
+from rayfl.naming.plain_json import RepeatedKeyError, read_json
 
 
 def json_files(source: Path, split: Split) -> list[Path]:
@@ -60,19 +60,13 @@ def read_users(path: Path, split: Split, codec: Codec) -> tuple[dict[str, Part],
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        result: dict[str, object] = {}
-        for key, value in pairs:
-            if key in result:
-                raise malformed(str(path), f"{key!r} occurs twice in one object")
-            result[key] = value
-        return result
-
     try:
         # NaN and Infinity, which json accepts, are refused with the user's name when the values are checked.
-        document = json.loads(path.read_bytes(), object_pairs_hook=unique)
+        document = read_json(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}; check its permissions") from error
+    except RepeatedKeyError as error:
+        raise malformed(str(path), str(error)) from error
     except (ValueError, RecursionError) as error:
         raise malformed(str(path), f"truncated or not JSON ({error})") from error
     if not isinstance(document, dict):

@@ -170,7 +170,7 @@ MALFORMED: dict[str, tuple[dict[str, Any] | str, str]] = {
     "user twice in users": (changed(lambda c: c["users"].append("bob")), "'bob': the name occurs twice"),
     "user twice in user_data": (
         json.dumps(changed(lambda c: None)).replace('"ann": {', '"bob": {'),
-        "'bob' occurs twice in one object",
+        "the key 'bob' stands twice in one object",
     ),
     "user without data": (changed(lambda c: c["user_data"].pop("bob")), "'bob': the name is in 'users' but not"),
     "data without user": (changed(lambda c: c["users"].remove("bob")), "'bob': the name is in 'user_data' but not"),
