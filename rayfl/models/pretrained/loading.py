@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from torch import nn
 from rayfl.errors import ModelError
 from rayfl.models.pretrained.families import Family, family_of
 from rayfl.models.pretrained.folder import BaseFolder
+
+_log = logging.getLogger(__name__)
 
 Purpose = Literal["images", "sequences", "next_tokens"]
 _CLASSES: dict[Purpose, str] = {
@@ -140,6 +143,14 @@ class Source:
                 f"shape: {wrong[:3]} ({len(wrong)} in all); give the folder that both are from"
             )
         assert isinstance(made, nn.Module)
+        if unread := sorted(name for name in report["unexpected_keys"] if _in_parts(name, made, new)):
+            _log.warning(
+                "model.folder: %d weights in %s are left out, as the model of its config.json has no place for them: "
+                "%s; is config.json that of another model?",
+                len(unread),
+                folder.path,
+                unread[:3],
+            )
         return made.requires_grad_(False).eval()
 
     def _config(self, transformers: Any) -> Any:
@@ -155,6 +166,22 @@ class Source:
         if getattr(config, "problem_type", None) is not None:
             config.problem_type = None
         return config
+
+
+def _in_parts(name: str, module: Any, new: str | None) -> bool:
+    """Returns whether a weight's name begins with a part that the modules have.
+
+    Others are of heads for other tasks, which are left out on purpose.
+
+    Args:
+        name: as a folder's files have it, with or without the prefix of the base.
+        module: the base and its head.
+        new: what names of the head begin with, where that is made new.
+    """
+    if new is not None and name.startswith(new):
+        return False
+    own = name.removeprefix(f"{module.base_model_prefix}.")
+    return own.partition(".")[0] in {part for one in (module, module.base_model) for part, _ in one.named_children()}
 
 
 def _cast(folder: BaseFolder, dtype: torch.dtype) -> dict[str, torch.Tensor]:
