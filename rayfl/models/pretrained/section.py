@@ -206,6 +206,14 @@ class PretrainedModel(Architecture):
                         f"model.head: {self.folder} has {there} for {name}.{key}, needed is {tuple(parameter.shape)}: "
                         "set model.head.init=new and model.head.train=true"
                     )
+                begun = found.get(f"model.{name}.{key}")
+                if begun is not None and not begun.equal(tensor.float()):
+                    option = "model.head.init=folder" if self.head.train else "model.head.train=false"
+                    raise ModelError(
+                        f"{option} takes the head of {self.folder}, but the adapter in {self.adapter.start} was "
+                        "trained with a head of its own, and has it: set model.head.init=new and model.head.train=true "
+                        "to begin from that"
+                    )
                 found[f"model.{name}.{key}"] = tensor
         return found
 

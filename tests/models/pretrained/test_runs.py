@@ -219,6 +219,29 @@ def test_targets_as_a_text_are_the_layers_that_peft_takes(family: str, targets: 
     assert {name.removeprefix("model.") for name in net.sites} == theirs and theirs
 
 
+def test_the_trained_head_of_an_adapter_is_not_replaced_by_the_folders(tmp_path: Path) -> None:
+    net, made = network("roberta"), section("roberta")
+    tree = trained(net, 0)
+    write_adapter(tmp_path / "one", tree, made.peft_settings(list(tree)), {})
+    adapter = {"r": 3, "alpha": 6, "start": str(tmp_path / "one")}
+    for head, option in (
+        ({"init": "folder"}, r"model\.head\.init=folder"),
+        ({"train": False}, "model.head.train=false"),
+    ):
+        with pytest.raises(
+            ModelError, match=f"{option} takes the head of .*, but the adapter in .*one was trained with"
+        ):
+            network("roberta", adapter=adapter, head=head)
+    assert_equal(network("roberta", adapter=adapter).initialize(0), tree)
+    # What was exported of a head that stayed the folder's goes on with it.
+    kept = network("roberta", head={"train": False})
+    whole = {**trained(kept, 0), **kept.fixed_parameters}
+    write_adapter(tmp_path / "two", whole, made.peft_settings(list(whole)), {})
+    for head in ({"train": False}, {"init": "folder"}):
+        begun = network("roberta", adapter={**adapter, "start": str(tmp_path / "two")}, head=head)
+        assert_equal({**begun.initialize(0), **begun.fixed_parameters}, whole)
+
+
 def test_an_adapter_to_begin_from_is_checked_and_counts(tmp_path: Path) -> None:
     net, made = network("vit"), section("vit")
     write_adapter(tmp_path / "one", trained(net, 0), made.peft_settings(list(net.parameter_names)), {})
