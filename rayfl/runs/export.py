@@ -115,8 +115,21 @@ def export_merged(models: CommittedModels, client: int, model: str | None, folde
     """
     chosen = _with_adapters(models, client, model, "transformers", "so that no weights do what they do together")
     about = {key: value for key, value in chosen.description.items() if key != "modules"}
-    whole = write_model(folder, chosen.network, chosen.tensors, {**about, "base": chosen.section.base})
+    about["base"], labels = chosen.section.base, _labels(models, chosen.section)
+    whole = write_model(folder, chosen.network, chosen.tensors, about, labels)
     return replace(chosen.exported, parameters=sum(one.numel() for one in whole.parameters()), modules=str(whole))
+
+
+def _labels(models: CommittedModels, section: PretrainedModel) -> tuple[str, ...]:
+    """Names of a model's outputs; none where its head began as the base's, whose names are theirs then."""
+    spec, config = models.parts.dataset.spec, models.run.config
+    if spec.target == "tokens":
+        return ()
+    known = config.dataset.aimed_at(config.task.target).class_names() if spec.target == "class" else ()
+    if len(known) == spec.num_classes:
+        return known
+    own = section.head.init == "new" and section.head.train
+    return tuple(f"LABEL_{number}" for number in range(spec.num_classes)) if own else ()
 
 
 def _with_adapters(models: CommittedModels, client: int, model: str | None, format: str, why: str) -> _Chosen:

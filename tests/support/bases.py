@@ -66,7 +66,9 @@ _FOLDERS: list[TemporaryDirectory[str]] = []
 """They are removed when the process ends."""
 
 
-def write_base(family: str, folder: Path, shard: str = "5GB", seed: int = 0, causal: bool = False) -> Path:
+def write_base(
+    family: str, folder: Path, shard: str = "5GB", seed: int = 0, causal: bool = False, outputs: int | None = None
+) -> Path:
     """Writes a base with random weights.
 
     Args:
@@ -75,8 +77,10 @@ def write_base(family: str, folder: Path, shard: str = "5GB", seed: int = 0, cau
         shard: largest size of a file.
         seed: of the weights.
         causal: whether it is a language model, or a classifier.
+        outputs: of its head; None: those of :data:`CONFIGS`.
     """
     config, model, options = CONFIGS[family]
+    options = options if outputs is None else {**options, "num_labels": outputs}
     model = CAUSAL[family] if causal else model
     transformers.utils.logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]):

@@ -107,6 +107,10 @@ class Source(BaseModel, ABC):
         """Shape and kind of the stored inputs where they are known without the source's files; else None."""
         return None
 
+    def class_names(self) -> tuple[str, ...]:
+        """The names of an opened source's classes by number; none where they are told by numbers alone."""
+        return ()
+
     @abstractmethod
     def open(self, streams: RandomStreams) -> Samples | NaturalPath | FederatedDataset:
         """The samples on this machine.

@@ -119,6 +119,11 @@ class CopiedSource(PreparableSource):
         mixed = self._on_test_rows({part: header.rows for part, header in pooled.header.parts.items()})
         return replace(pooled.samples("both"), remarks=lambda: [*mixed, *remarks()], table=table)
 
+    def class_names(self) -> tuple[str, ...]:
+        """See the base class."""
+        record = read_record(self.prepared_path)
+        return () if record is None else tuple(record.options.get("classes", ()))
+
     def _on_test_rows(self, rows: Mapping[str, int]) -> list[Remark]:
         """Names rows of the split ``test`` that clients train on; a configuration does not tell who asked for them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,11 @@ def merge(network: AdaptedNetwork, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def write_model(
-    folder: Path, network: AdaptedNetwork, tensors: Mapping[str, Tensor], description: Mapping[str, Any]
+    folder: Path,
+    network: AdaptedNetwork,
+    tensors: Mapping[str, Tensor],
+    description: Mapping[str, Any],
+    labels: Sequence[str] = (),
 ) -> nn.Module:
     """Writes a merged model that ``from_pretrained`` of transformers loads; see :func:`merge`.
 
@@ -64,6 +68,7 @@ def write_model(
         network: see :func:`merge`.
         tensors: see :func:`merge`.
         description: goes into the file :data:`ABOUT`.
+        labels: names of the outputs, for config.json; none: the base's own, where it has as many.
 
     Returns:
         What was written.
@@ -81,6 +86,9 @@ def write_model(
         module.config.use_cache = own["use_cache"]  # training needs no cache, but generating does
     elif hasattr(module.config, "use_cache"):
         module.config.use_cache = True
+    if labels:
+        module.config.id2label = dict(enumerate(labels))
+        module.config.label2id = {label: number for number, label in enumerate(labels)}
     try:
         with quiet():
             module.save_pretrained(folder)

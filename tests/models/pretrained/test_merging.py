@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -151,6 +153,36 @@ def test_the_command_line_writes_what_from_pretrained_loads(tmp_path: Path) -> N
     with torch.no_grad():
         assert_same_outputs(again.logits(start, x), expected)
     assert tuple(again.head_shape) == (IMAGES.num_classes, 32)
+
+
+def exported(folder: Path, name: str, **sections: Any) -> Any:
+    """The configuration of what a run of one round exports, as transformers reads it."""
+    rayfl.run(experiment(folder, name, "fedavg", train={"rounds": 1}, **sections))
+    models = CommittedModels(open_run(str(folder / name), Experiment))
+    export_merged(models, 1, None, folder / f"{name}-out")
+    return loaded(folder / f"{name}-out", "AutoModelForImageClassification").config
+
+
+def test_the_names_of_the_outputs_are_those_of_the_datas_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
+    folder = write_base("vit", tmp_path / "base", outputs=10)
+    file = folder / "config.json"
+    theirs = [f"animal {number}" for number in range(10)]
+    names = {"id2label": dict(enumerate(theirs)), "label2id": {name: number for number, name in enumerate(theirs)}}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **names}))
+    # As many classes as the base has: a new head knows none of its names, its own all of them.
+    model = {"folder": str(folder)}
+    found = exported(tmp_path, "new", model=model)
+    assert found.num_labels == 10 and found.id2label == {number: f"LABEL_{number}" for number in range(10)}
+    assert found.label2id == {label: number for number, label in found.id2label.items()}
+    assert exported(tmp_path, "own", model={**model, "head": {"init": "folder"}}).id2label == names["id2label"]
+    rows = {"image": [[0.1 * row] * 64 for row in range(40)], "y": ["no", "yes"] * 20}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    data = {"name": "parquet", "path": str(tmp_path / "rows.parquet"), "shape": [1, 8, 8], "labels": "renumbered"}
+    found = exported(tmp_path, "texts", model=model, dataset=data, partition={"name": "iid", "num_clients": 5})
+    assert found.num_labels == 2 and found.id2label == {0: "no", 1: "yes"} and found.label2id == {"no": 0, "yes": 1}
 
 
 def test_what_cannot_be_merged_is_refused_by_name(tmp_path: Path) -> None:
