@@ -16,6 +16,7 @@ from rayfl.errors import ConfigError
 from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, byte_tokens
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.loading import library
+from rayfl.models.pretrained.whole_folder import whole_folder
 
 TRAINING_STEPS = 150
 """Steps that a base is trained for."""
@@ -49,7 +50,7 @@ def make(name: str, folder: str | Path, seed: int = 0) -> Made:
         seed: of its initial values and mini-batches.
 
     Raises:
-        ConfigError: there is no such maker, or the folder has a model.
+        ConfigError: there is no such maker, or the folder has a model, or cannot be written to.
         ModelError: transformers is not there.
     """
     path = Path(folder).expanduser()
@@ -63,11 +64,8 @@ def make(name: str, folder: str | Path, seed: int = 0) -> Made:
         torch.default_generator.manual_seed(seed)
         model, inputs, labels = MAKERS[name](transformers, np.random.default_rng(seed))
         accuracy = _train(model, inputs, labels, np.random.default_rng([seed, 1]))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}") from error
+    with whole_folder(path, last="config.json") as place:
+        model.save_pretrained(place)
     return Made(path, BaseFolder(path).sha256, sum(p.numel() for p in model.parameters()), accuracy)
 
 

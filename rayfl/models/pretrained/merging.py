@@ -18,11 +18,12 @@ from rayfl.models.pretrained.mixing import delta_name, is_delta
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.peft_files import SETTINGS
 from rayfl.models.pretrained.sites import is_transposed
+from rayfl.models.pretrained.whole_folder import whole_folder
 
 ABOUT = "rayfl.json"
 """Where a written model says what it is from."""
 
-_GENERATION = "generation_config.json"
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -64,7 +65,7 @@ def write_model(
     """Writes a merged model that ``from_pretrained`` of transformers loads; see :func:`merge`.
 
     Args:
-        folder: is made; must have neither a model nor an adapter.
+        folder: is made; must have neither a model nor an adapter. It has one only once all files are written.
         network: see :func:`merge`.
         tensors: see :func:`merge`.
         description: goes into the file :data:`ABOUT`.
@@ -76,7 +77,7 @@ def write_model(
     Raises:
         ConfigError: the folder has a model or an adapter, or cannot be written.
     """
-    if (folder / "config.json").exists():
+    if (folder / _CONFIG).exists():
         raise ConfigError(f"--out: {folder} has a model: name another folder, or remove it")
     if (folder / SETTINGS).exists():  # which from_pretrained would add once more
         raise ConfigError(f"--out: {folder} has an adapter: name another folder, or remove it")
@@ -89,13 +90,11 @@ def write_model(
     if labels:
         module.config.id2label = dict(enumerate(labels))
         module.config.label2id = {label: number for number, label in enumerate(labels)}
-    try:
+    with whole_folder(folder, last=_CONFIG) as place:
         with quiet():
-            module.save_pretrained(folder)
+            module.save_pretrained(place)
         if (settings := BaseFolder(network.source.folder).path / _GENERATION).is_file():
-            shutil.copyfile(settings, folder / _GENERATION)
-        (folder / ABOUT).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out: {folder} cannot be written: {error}") from error
+            shutil.copyfile(settings, place / _GENERATION)
+        (place / ABOUT).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     assert isinstance(module, nn.Module)
     return module

@@ -12,6 +12,7 @@ import safetensors.torch
 from torch import Tensor
 
 from rayfl.errors import ConfigError, ModelError
+from rayfl.models.pretrained.whole_folder import whole_folder
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model."
@@ -24,7 +25,7 @@ def write_adapter(
     """Writes an adapter that ``PeftModel.from_pretrained`` loads over the same base.
 
     Args:
-        folder: is made; must have neither an adapter nor a model.
+        folder: is made; must have neither an adapter nor a model. It has one only once all files are written.
         tensors: by name in a tree.
         settings: the content of ``adapter_config.json``.
         description: goes into the metadata of the weights, under ``rayfl``.
@@ -37,13 +38,10 @@ def write_adapter(
     if (folder / "config.json").exists():  # whose weights from_pretrained would add the adapter to
         raise ConfigError(f"--out: {folder} has a model: name another folder, or remove it")
     named = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with whole_folder(folder, last=WEIGHTS) as place:
         metadata = {"format": "pt", "rayfl": json.dumps(description)}
-        (folder / WEIGHTS).write_bytes(safetensors.torch.save(named, metadata))
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out: {folder} cannot be written: {error}") from error
+        (place / WEIGHTS).write_bytes(safetensors.torch.save(named, metadata))
+        (place / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 class AdapterFolder:

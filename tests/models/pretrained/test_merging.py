@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import safetensors
 import torch
 from typer.testing import CliRunner
 
@@ -104,6 +106,40 @@ def test_a_model_and_an_adapter_are_not_written_to_one_folder(tmp_path: Path) ->
     write_adapter(tmp_path / "adapter", tree, settings, {})
     with pytest.raises(ConfigError, match="has an adapter: name another folder"):
         write_model(tmp_path / "adapter", net, tree, {})
+
+
+@pytest.mark.parametrize("kind", ["model", "adapter"])
+def test_an_interrupted_export_leaves_neither_a_model_nor_an_adapter(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = network("vit")
+    tree = net.initialize(0)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "own.txt").touch()
+
+    def write(folder: Path) -> None:
+        if kind == "model":
+            write_model(folder, net, tree, {})
+        else:
+            write_adapter(folder, tree, section("vit").peft_settings(list(tree)), {})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", Mock(side_effect=KeyboardInterrupt))  # the weights are written by then
+        for name in ("new", "there"):
+            with pytest.raises(KeyboardInterrupt):
+                write(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["there", "own.txt"]
+    write(tmp_path / "there")
+    assert not list(tmp_path.glob("there/.partial*")) and (tmp_path / "there" / "own.txt").exists()
+
+
+def test_a_full_disk_is_told_as_what_the_user_can_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network("vit")
+    full = safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    monkeypatch.setattr(transformers.PreTrainedModel, "save_pretrained", Mock(side_effect=full))
+    with pytest.raises(ConfigError, match=r"whole cannot be written: .* No space left"):
+        write_model(tmp_path / "whole", net, net.initialize(0), {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_adapters_of_a_higher_rank_are_merged_at_the_scale_of_the_network() -> None:
