@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,19 @@ from rayfl.plots.kinds import check_options, kind_of
 from rayfl.plots.partition import DPI, check_format, save_figure
 from rayfl.plots.style import paper_style, size_of
 from rayfl.results.plain_csv import write_csv
+from rayfl.results.schemas import metrics_of
+from rayfl.runs.definitions import defined_apart
 from rayfl.runs.folder import RunFolder
+
+_log = logging.getLogger("rayfl")
 
 
 def write_plot(
     name: str, runs: Sequence[RunFolder], destination: Path, *, dpi: int | None = None, size: str = "", **options: Any
 ) -> Path:
     """Writes a figure, and its numbers under the same name with the ending ``.csv``.
+
+    A warning names the metrics in it that the runs do not define alike, such as two kinds of loss.
 
     Args:
         name: the kind, one of ``rayfl.plots.kinds.KINDS``.
@@ -54,4 +61,12 @@ def write_plot(
     numbers = destination.with_suffix(".csv")
     with new_file(numbers) as file:
         write_csv(table, file)
+    measured = {metric.name for run in runs for metric in metrics_of(run.rounds)}
+    shown = {column: column for column in table.column_names if column in measured}
+    for differing, names in defined_apart([run.content for run in runs], shown).items():
+        _log.warning(
+            "%s: not defined alike, as the runs differ in %s: do not compare these numbers of the figure",
+            ", ".join(names),
+            differing,
+        )
     return numbers

@@ -152,6 +152,20 @@ def test_losses_of_two_kinds_are_shown_and_not_compared(runs: dict[str, Path], t
     assert "not defined alike" in paper and "**" not in paper
 
 
+def test_a_figure_of_losses_of_two_kinds_says_so(
+    runs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = {"storage_path": str(tmp_path), "name": "other", "algorithm": "local", "task.loss": "absolute", **SHORT}
+    rayfl.run("quickstart-regression", **other)
+    plot = ["plot", "curves", str(tmp_path / "other"), str(runs["ditto"]), "--out", str(tmp_path / "figure.png")]
+    said(*plot, "--metric", "mse")
+    assert not caplog.messages
+    said(*plot)
+    assert [message.partition(": do not")[0] for message in caplog.messages] == [
+        "loss: not defined alike, as the runs differ in task.loss (absolute, squared)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("contents", "told"),
     [

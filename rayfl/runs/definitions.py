@@ -1,0 +1,61 @@
+"""Which options define a metric: the numbers of runs that differ in them are not of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rayfl.config.added import ABSENT, value_at
+from rayfl.config.differences import text_of
+
+_OVERLAPS = ("dice", "iou", "dice_by_sample")
+_OF_TASKS = {
+    "task.loss": ("loss",),
+    "task.delta": ("loss",),
+    "task.positive_weight": ("loss",),
+    "task.background": (*_OVERLAPS, "loss"),
+    "task.thresholds": ("auroc", "map"),
+}
+"""By option of a task, the metrics that it defines."""
+_OF_TOKENS = ("x", "kind", "tokenizer", "tokenizer_sha256", "vocabulary", "length", "padding", "template", "response")
+"""Options of data that say which tokens are predicted, and so what all metrics of a language model are of."""
+
+
+def defined_apart(contents: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> dict[str, list[str]]:
+    """Finds numbers that runs define differently.
+
+    Args:
+        contents: the runs' configurations as plain data.
+        metrics: by column, the metric of the task that its numbers are of.
+
+    Returns:
+        By what the runs differ in, as words, the columns that it sets apart.
+    """
+    found: dict[str, list[str]] = {}
+    for column, metric in metrics.items():
+        if paths := list(_differing(contents, metric)):
+            found.setdefault(_told(contents, paths), []).append(column)
+    return found
+
+
+def _differing(contents: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
+    """Yields the paths of options that define a metric and in which runs differ."""
+    if all(value_at(content, "task.name") == "language_model" for content in contents):
+        paths = [f"dataset.{name}" for name in _OF_TOKENS]
+    else:
+        paths = [path for path, names in _OF_TASKS.items() if metric in names]
+    if metric == "loss" and all(value_at(one, "task.loss") == "cross_entropy" for one in contents):
+        paths = [path for path in paths if path != "task.background"]  # it is about overlaps alone
+    for path in paths:
+        values = [value_at(content, path) for content in contents]
+        if any(value != values[0] for value in values):
+            yield path
+
+
+def _told(contents: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> str:
+    texts = []
+    for path in paths:
+        values = (value_at(content, path) for content in contents)
+        known = dict.fromkeys("none" if value is ABSENT else text_of(value) for value in values)
+        texts.append(f"{path} ({', '.join(known)})")
+    return ", ".join(texts)
