@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,11 +166,17 @@ def _jobs() -> Any:
 
 def _follow(jobs: Any, client: Any, job: str) -> int:
     try:
-        code: int = jobs.follow(client, job, terminal.write)
+        code: int = jobs.follow(client, job, _passed_on)
     except KeyboardInterrupt:
         terminal.say(f"job {job} goes on; rayfl stop {job} ends it")
         return terminal.INTERRUPTED
     return code
+
+
+def _passed_on(text: str) -> None:
+    terminal.write(text)
+    if terminal.unread():
+        sys.exit(terminal.UNREAD)
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:

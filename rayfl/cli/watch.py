@@ -52,7 +52,7 @@ def watch(
                 else:
                     terminal.write(f"{view.line()}  {found.state}\n")
             shown = changed
-            if once or found.state != "running":
+            if once or found.state != "running" or terminal.unread():
                 break
             time.sleep(every)
     except KeyboardInterrupt:
@@ -62,6 +62,8 @@ def watch(
             live.stop()
     if live is not None:
         terminal.write(f"{view.line()}  {found.state}\n")
+    if found.state == "running" and not once:  # nobody reads on
+        raise typer.Exit(terminal.UNREAD)
     if found.state == "stopped" and not once:
         terminal.err().print(
             f"no process works on {run}: `rayfl run {shlex.quote(run)}` goes on", markup=False, soft_wrap=True

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import re
+import stat
 import sys
 import traceback
 import warnings
@@ -26,6 +27,8 @@ from rich.text import Text
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
+UNREAD = 141
+"""128 + SIGPIPE, as shells report it: of commands that do nothing but follow, where nobody reads on."""
 FAILED = 1
 _WIDE = 200
 """Characters of a line where there is no terminal: tables in files and pipes are not cut."""
@@ -111,12 +114,52 @@ def warn(text: str) -> None:
 def lose_nothing() -> None:
     """Has standard output show as escapes, such as ``\\u00e9``, what its encoding lacks, in place of an error.
 
-    The escapes are JSON's.
+    The escapes are JSON's. And a reader that goes, as ``head`` does, ends no command: what it prints from then on is
+    lost, and what it does, and its exit status, are as ever.
     """
+    sys.stdout, sys.stderr = map(_outlasting, (sys.stdout, sys.stderr))
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         codecs.register_error(_ESCAPES, _escaped)
         stream.reconfigure(errors=_ESCAPES)
+
+
+class _Pipe(io.FileIO):
+    """A pipe that may be written to when nobody reads it any more."""
+
+    unread = False
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            self.unread = True
+            return memoryview(data).nbytes
+
+
+def _outlasting(stream: Any) -> Any:
+    """Returns a standard stream; where it is a pipe, as one that outlasts its reader."""
+    try:
+        descriptor = stream.fileno()
+        mode = os.fstat(descriptor).st_mode
+    except (AttributeError, OSError):  # closed, or one of a test's
+        return stream
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Pipe(descriptor, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def unread() -> bool:
+    """Returns whether standard output is a pipe that nobody reads any more, as far as what was printed tells."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, _Pipe) and raw.unread
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import yaml
 
 import cluster.run
+import rayfl
+from algorithms.registry import Experiment
 from rayfl.cli.entry import main
 from rayfl.errors import RunError
+from rayfl.runs.folder import open_run
+from rayfl.runs.watching import standing
+from tests.support.experiments import small_experiment
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
@@ -64,6 +72,37 @@ def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["rayfl", "--debug", "run", "quickstart"])
     with pytest.raises(KeyError, match="second line"):
         main()
+
+
+def stop_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard output and error are a pipe that nobody reads any more from here on."""
+    reader, writer = os.pipe()
+    for name, descriptor in (("stdout", writer), ("stderr", os.dup(writer))):
+        stream = open(descriptor, "w", encoding="utf-8")  # noqa: SIM115 -- closed with the test
+        for attribute in (name, f"__{name}__"):
+            monkeypatch.setattr(sys, attribute, stream)
+    os.close(reader)
+
+
+def test_nobody_has_to_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump(small_experiment(tmp_path, "run", "fedavg", backend="inline")))
+    stop_reading(monkeypatch)
+    assert ended(monkeypatch, "run", str(config)) == 0
+    assert ended(monkeypatch, "watch", str(tmp_path / "run"), "--json") == 0
+    assert open_run(str(tmp_path / "run"), Experiment).finished
+    assert ended(monkeypatch, "list", "presets") == 0
+    assert ended(monkeypatch, "diff", str(config), "quickstart") == 1
+    assert ended(monkeypatch, "show", "--help") == 0
+
+
+def test_following_ends_when_nobody_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(rayfl.run(small_experiment(tmp_path, "run", "fedavg", backend="inline")).path)
+    found, view = standing(str(path), Experiment)
+    look = Mock(return_value=(replace(found, state="running"), view))
+    monkeypatch.setattr("rayfl.runs.watching.standing", look)
+    stop_reading(monkeypatch)
+    assert ended(monkeypatch, "watch", str(path), "--every", "0.1") == 141
 
 
 def test_an_error_of_the_users_keeps_its_status_and_says_nothing_of_defects(
