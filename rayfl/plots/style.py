@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,8 @@ LAMBDA, MU, NU, RHO, TAU, THETA, DELTA_T = (
 
 _LEGEND_HANDLE_IN, _LEGEND_CHARACTER_IN, _LEGEND_SERIF_IN = 0.65, 0.075, 0.056
 """About how much room an entry of a legend takes, in inches at 9 points; papers' letters are narrower."""
+_TITLE_LETTERS = 10 / 9
+"""How much larger the letters of titles are."""
 _LEGEND_LINES, _LEGEND_LINE_IN = 3, 0.2
 """How many lines of a legend figures have room for, and the height of one in inches at 9 points."""
 
@@ -253,14 +256,26 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     """Draws one legend for all panels below them, in as many columns as fit; a figure grows by lines beyond three."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1 or (labels and len(figure.axes) > 1):
-        size = _size.get()
-        scale = 1 if size is None else (size.font - 1) / _STYLE["legend.fontsize"]
-        character = _LEGEND_CHARACTER_IN if size is None else _LEGEND_SERIF_IN
+        scale, character = _letters()
         widest = scale * (_LEGEND_HANDLE_IN + character * max(map(len, labels)))
         columns = max(1, min(len(labels), int(figure.get_figwidth() / widest)))
         more = max(0, -(-len(labels) // columns) - _LEGEND_LINES)
         figure.set_figheight(figure.get_figheight() + scale * _LEGEND_LINE_IN * more)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def wrapped(label: str, width: float) -> str:
+    """Returns a label in lines that are at most this many inches wide in the letters of titles."""
+    scale, character = _letters()
+    return fill(label, max(1, int(width / (scale * character * _TITLE_LETTERS))))
+
+
+def _letters() -> tuple[float, float]:
+    """Returns how large a legend's letters are, 1 at 9 points, and the width of one then in inches."""
+    size = _size.get()
+    if size is None:
+        return 1, _LEGEND_CHARACTER_IN
+    return (size.font - 1) / _STYLE["legend.fontsize"], _LEGEND_SERIF_IN
 
 
 def subscript(number: int) -> str:

@@ -18,7 +18,7 @@ from matplotlib.transforms import Bbox
 from rayfl.errors import ConfigError
 from rayfl.plots.kinds import KINDS
 from rayfl.plots.output import write_plot
-from rayfl.plots.style import SIZES, draw_curve, legend_below, new_figure, paper_style
+from rayfl.plots.style import COLOURS, SIZES, draw_curve, legend_below, new_figure, paper_style
 from tests.plots.conftest import Runs
 
 Wanted = list[tuple[str, dict[str, Any]]]
@@ -89,6 +89,16 @@ def test_panels_that_a_column_has_no_room_for_are_left_out_or_refused(made: Runs
     assert "seconds" not in table.column_names
     with pytest.raises(ConfigError, match="this --size has room for 1 of 2 panels"):
         write_plot("landscape", runs, tmp_path / "f.png", size="icml-column", plane="random")
+
+
+@pytest.mark.parametrize("size", ["", "icml-column"])
+def test_the_clients_of_more_methods_than_colours_have_panels_of_their_own(made: Runs, size: str) -> None:
+    runs = [made("fedprox", **{"algorithm.proximal_weight": mu, "train.rounds": 1}) for mu in range(len(COLOURS) + 1)]
+    with paper_style(SIZES[size] if size else None):
+        figure, table = KINDS["clients"].draw(runs)
+        assert faults(figure) == []
+    titles = ["".join(axes.get_title().split()) for axes in figure.axes]  # in lines that fit
+    assert titles == ["".join(label.split()) for label in dict.fromkeys(table["series"].to_pylist())]
 
 
 @pytest.mark.parametrize("size", ["", "icml-column"])
