@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rayfl.metrics import NUM_BINS, Metric, summarize
-from rayfl.plots.style import colour, dashes, draw_curve
+from rayfl.plots.style import COLOURS, colour, dashes, draw_curve
 from rayfl.report.blocks import Cell, Column, Table
 from rayfl.report.cells import metric_cell
 from rayfl.report.charts import Axis, Chart, Series
@@ -96,27 +97,22 @@ def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: 
             rows,
         )
     figure = Figure(figsize=(_WIDTH, 3.2 + 0.17 * -(-len(found) // 4)), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    # Lines of more histograms than there are colours could not be told apart.
+    left, *further = np.atleast_1d(figure.subplots(1, 2 if len(found) <= len(COLOURS) else 1))
     of_shares, scale, heading = metric.unit == "%", metric.scale, metric.axis
-    edges = np.linspace(0, 100, 21) if of_shares else _edges(scale * np.concatenate([one.values for one in found]))
     series = []
     for position, one in enumerate(found):
         share = 100 * (np.arange(len(one.values)) + 0.5) / len(one.values)
         draw_curve(left, position, one.label, share, scale * one.values)
-        look = {"color": colour(position), "linestyle": dashes(position)}
-        heights = np.histogram(scale * one.values, edges)[0] * 100 / len(one.values)
-        right.stairs(heights, edges, linewidth=1.4, **look)
-        if len(found) <= 2:
-            right.stairs(heights, edges, color=colour(position), alpha=0.18, fill=True)
         names, clients = list(map(str, one.names)), [int(client) for client in one.clients]
         series.append(Series(one.label, [share], scale * one.values, None, names, clients))
     left.axvspan(0, 5, color=FAINT, alpha=0.25, linewidth=0)
     left.text(5.8, 0.02, "worst 5 %", fontsize=8, transform=left.get_xaxis_transform())
     left.set(xlabel="clients, worst first (%)", ylabel=heading, xlim=(0, 100))
-    right.set(xlabel=heading, ylabel="clients (%)")
     if of_shares:
         left.set_ylim(0, 101)
-        right.set_xlim(0, 100)
+    for right in further:
+        _draw_histograms(right, found, metric)
     handles, labels = left.get_legend_handles_labels()
     legend_above(figure, handles, labels)
     words = [_in_words(one, metric) for one in found]
@@ -130,12 +126,27 @@ def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: 
     )
     caption = (
         f"{split.capitalize()} {metric.label} of every client that was evaluated, after the last evaluation: clients "
-        "sorted, the worst first. The picture has the worst 5 % shaded, and on its right the share of the clients by "
-        f"{metric.label}.{remark} {'; '.join(words)}."
+        "sorted, the worst first. The picture has the worst 5 % shaded"
+        f"{f', and on its right the share of the clients by {metric.label}' if further else ''}.{remark} "
+        f"{'; '.join(words)}."
     )
     bounds = (0.0, 100.0) if of_shares else (None, None)
     chart = Chart([Axis("clients, worst first (%)")], heading, metric.digits, series, points=True, bounds=bounds)
     return Drawing(f"clients-{column}", "Distribution over clients", caption, figure, data, chart)
+
+
+def _draw_histograms(axes: Any, found: Sequence[_Ranked], metric: Metric) -> None:
+    of_shares, scale = metric.unit == "%", metric.scale
+    edges = np.linspace(0, 100, 21) if of_shares else _edges(scale * np.concatenate([one.values for one in found]))
+    for position, one in enumerate(found):
+        look = {"color": colour(position), "linestyle": dashes(position)}
+        heights = np.histogram(scale * one.values, edges)[0] * 100 / len(one.values)
+        axes.stairs(heights, edges, linewidth=1.4, **look)
+        if len(found) <= 2:
+            axes.stairs(heights, edges, color=colour(position), alpha=0.18, fill=True)
+    axes.set(xlabel=metric.axis, ylabel="clients (%)")
+    if of_shares:
+        axes.set_xlim(0, 100)
 
 
 def _edges(values: np.ndarray) -> np.ndarray:

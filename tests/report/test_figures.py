@@ -49,6 +49,16 @@ def test_clients_whose_number_is_infinite_or_missing_are_counted(copied: Callabl
     )
 
 
+def test_more_histograms_than_there_are_colours_are_not_drawn(copied: Callable[..., Path]) -> None:
+    run = load_run(str(copied("fedavg-0")), METHODS)
+    for lines, panels in ((8, 2), (9, 1)):
+        with styled():
+            drawn = client_distribution(run, [RowKey("global")] * lines)
+        assert isinstance(drawn, Drawing)
+        assert len(drawn.figure.axes) == panels
+        assert ("on its right" in drawn.caption) == (panels == 2)
+
+
 def test_long_legends_are_not_cut_off() -> None:
     for names in (
         ["fedavg", "ditto"],
