@@ -98,7 +98,7 @@ def _distribution(found: Sequence[_Ranked], metric: Metric, split: str, remark: 
         )
     figure = Figure(figsize=(_WIDTH, 3.2 + 0.17 * -(-len(found) // 4)), layout="constrained")
     # Lines of more histograms than there are colours could not be told apart.
-    left, *further = np.atleast_1d(figure.subplots(1, 2 if len(found) <= len(COLOURS) else 1))
+    left, *further = figure.subplots(1, 2 if len(found) <= len(COLOURS) else 1, squeeze=False)[0]
     of_shares, scale, heading = metric.unit == "%", metric.scale, metric.axis
     series = []
     for position, one in enumerate(found):
