@@ -19,7 +19,7 @@ _OF_NUMPY = {
     torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
     torch.bool,
 }  # fmt: skip
-"""Types that NumPy has, too: the same files, written in a third of the time where tensors are small."""
+"""Types that NumPy has, too: its way to the same file takes less time where there are many small tensors."""
 _HEADER = "rayfl"
 _RESERVED = "__metadata__"
 
