@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.receiving import check_messages, combined, released
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.aggregation.privacy import reference_of, released
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Task
@@ -32,7 +32,7 @@ class Call:
 
     Attributes:
         procedure: name of the method's procedure.
-        kind: ``mean`` or ``map``.
+        kind: ``mean``; ``each`` for the summands of a mean one by one; or ``map``.
         clients: who is asked.
         broadcast: keyword arguments for all.
         payloads: keyword arguments by client.
@@ -41,7 +41,7 @@ class Call:
     """
 
     procedure: str
-    kind: Literal["mean", "map"]
+    kind: Literal["mean", "each", "map"]
     clients: tuple[int, ...]
     broadcast: Tree
     payloads: Mapping[int, Tree]
@@ -65,7 +65,7 @@ class Replies:
 
     Attributes:
         totals: of a ``mean``, the sum of the contributions by group.
-        values: of a ``map``, what each client returned, by client.
+        values: of a ``map`` what each client returned; of ``each`` its ``tree`` and ``weight``; by client.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
@@ -137,7 +137,8 @@ class Clients(ABC):
     ) -> Tree:
         """The weighted mean of what ``procedure`` returns (:class:`Weighted`) over the cohort.
 
-        Reduced on the actors: one partial sum an actor travels.
+        Reduced on the actors: one partial sum an actor travels. What stands for the mean, and with malicious clients,
+        is in the sections ``aggregator`` and ``attack``; every client's message then travels.
 
         Args:
             procedure: a method ``async (client, **broadcast, **payload) -> Weighted`` of the algorithm.
@@ -151,17 +152,20 @@ class Clients(ABC):
 
         Raises:
             ClientError: when the contributions have no mean together, as trees of different structures.
-            MethodError: when ``procedure`` is not asynchronous, or clients' messages cannot be private as asked.
+            MethodError: when ``procedure`` is not asynchronous, or the sections ``privacy``, ``aggregator`` or
+                ``attack`` cannot be applied to the messages.
         """
-        self._check_private("mean", also is None)
+        self._check_messages("mean", also is None)
+        call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
+        if self._context.one_by_one:
+            sent = self.call(replace(call, kind="each")).values
+            return combined(self._context, sent, broadcast, call.procedure)
         total = ExactSum()
         if also is not None:
             total.add(also)
-        call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
         for part in self.call(call).totals.values():
             merge(total, part, self._context.round, call.procedure)
-        privacy, found = self._context.privacy, total.mean()
-        return self._released(found, broadcast, total.count) if privacy.on else found
+        return released(self._context, total, broadcast)
 
     def means(
         self,
@@ -176,7 +180,7 @@ class Clients(ABC):
         Reduced on the actors: one partial sum an actor and group travels. That a client names its group costs, like
         its weight, nothing.
         """
-        self._check_private("means")
+        self._check_messages("means")
         totals = self.call(_call("mean", procedure, cohort, broadcast, payloads, required=required)).totals
         return {group: totals[group].mean() for group in sorted(totals)}
 
@@ -203,25 +207,13 @@ class Clients(ABC):
         Raises:
             MethodError: when ``procedure`` is not asynchronous.
         """
-        self._check_private("map")
+        self._check_messages("map")
         call = _call("map", procedure, cohort, broadcast, payloads, counted, required)
         return dict(sorted(self.call(call).values.items()))
 
-    def _check_private(self, kind: str, alone: bool = True) -> None:
-        """Refuses, under ``privacy``, everything but one mean a round, of clients alone."""
-        if not self._context.privacy.on:
-            return
+    def _check_messages(self, kind: str, alone: bool = True) -> None:
         self._releases += 1
-        if kind != "mean" or not alone or self._releases > 1:
-            asked = f"Clients.{kind}" if alone else "Clients.mean(also=...)"
-            why = "privacy: one mean a round over clients (Clients.mean) is private, and nothing else that they send"
-            raise MethodError(f"{why}; this is {asked}, call {self._releases} of the round")
-
-    def _released(self, mean: Tree, broadcast: Tree, count: int) -> Tree:
-        privacy, context = self._context.privacy, self._context
-        deviation = privacy.noise_multiplier * (privacy.clip_norm or 0)
-        noise = context.streams.generator("privacy", context.round)
-        return released(mean, reference_of(mean, broadcast), count, context.cohort_size, deviation, noise)
+        check_messages(self._context, kind, alone, self._releases)
 
     @abstractmethod
     def on_server(self, procedure: Procedure, given: Tree) -> Tree:

@@ -34,7 +34,7 @@ class Local(Algorithm):
 
     name: Literal["local"] = "local"
     personalized: ClassVar[str] = "personalized"
-    no_privacy: ClassVar[str] = "nothing is ever sent, so that every client has all privacy already"
+    no_privacy: ClassVar[str] = "its clients send nothing, so that each has all privacy already"
     citation: ClassVar[str] = "baseline"
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "-"

@@ -161,6 +161,17 @@ def tensors(tree: Mapping[str, Any]) -> list[Tensor]:
     return [leaf for _, leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def stacks(trees: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields each leaf's path, and the leaves of all trees there as float64 of shape (n, *leaf).
+
+    Args:
+        trees: n trees of one structure.
+    """
+    columns = [dict(leaves(tree)) for tree in trees]
+    for path in columns[0]:
+        yield path, torch.stack([column[path].double() for column in columns])
+
+
 def num_bytes(tree: Mapping[str, Any]) -> int:
     """Bytes of all tensor leaves: what a transfer of the tree costs (plain numbers count 8)."""
     return sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for _, leaf in leaves(tree))

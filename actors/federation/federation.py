@@ -235,7 +235,8 @@ class Federation(Clients):
         replies = Replies()
         with self._attributed(job, call.required):
             for result in self._answers(job, call):
-                self.trained_scores.update(result.scores)
+                malicious = self._context.attackers
+                self.trained_scores.update({id: one for id, one in result.scores.items() if id not in malicious})
                 self.costs.add(result)
                 for client, size in result.upload_bytes.items():
                     self.traffic.add(client, up=size)

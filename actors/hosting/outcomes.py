@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def update_of(algorithm: Algorithm, task: Task, job: Job, outcome: Any, received
     if job.kind == "map" and algorithm.averages_replies and isinstance(outcome, Mapping):
         products = contribution(task.network, outcome, 1)
         return Weighted({"products": products}, 1) if products else None
-    if job.kind != "mean" or not isinstance(outcome, Weighted):
+    if job.kind not in ("mean", "each") or not isinstance(outcome, Weighted):
         return None
     try:
         change = algorithm.update(outcome.tree, received, task)
@@ -99,7 +100,7 @@ def collect(
     Args:
         device: device on which the clients' code ran.
         job: job that they ran.
-        outcomes: results by client; those of ``map`` are replaced by their copies on the CPU.
+        outcomes: results by client; those that travel one by one are replaced by their copies on the CPU.
         updates: results of :func:`update_of` by client.
         states: changed states by client.
         later: whether states are copied while the device works for the next clients.
@@ -118,8 +119,10 @@ def collect(
             return known, lambda: states
         leaving = list(states.values())
         wait = start_copy_to_cpu(leaving) if later else _at_once(move_trees(leaving, _CPU))
-        if job.kind == "map":
-            outcomes |= zip(trees, move_trees(list(trees.values()), _CPU), strict=True)
+        if job.kind in ("map", "each"):
+            for id, moved in zip(trees, move_trees(list(trees.values()), _CPU), strict=True):
+                found = outcomes[id]
+                outcomes[id] = replace(found, tree=moved) if isinstance(found, Weighted) else moved
     except Exception as error:
         if not ran_out_of_memory(error):
             raise

@@ -47,12 +47,16 @@ def found_of(
             found["official"] = _scores_on_official(own, outcome)
         result.scores = found
         return result
-    if job.kind == "mean":
+    if job.kind in ("mean", "each"):
         if not isinstance(outcome, Weighted):
             raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
         check_sendable(outcome.tree, job.procedure)
-        result.contribution, result.group = Inspected.of(outcome, known), outcome.group
-        if job.summands > 1 and not result.contribution.fits(job.summands if job.skips else 1):
+        contribution = Inspected.of(outcome, known)
+        if job.kind == "mean":
+            result.contribution, result.group = contribution, outcome.group
+        else:
+            result.value = {"tree": to_numpy(outcome.tree), "weight": outcome.weight}
+        if job.summands > 1 and not contribution.fits(job.summands if job.skips else 1):
             raise OverflowError(too_large(outcome))
         if job.counted:
             result.upload_bytes = num_bytes(outcome.tree)

@@ -138,7 +138,7 @@ class Driver:
         self._finish_commit()
         watch.lap("commit")
         if scored and evaluation.cohort_received:
-            self._record("selected", "received", self._evaluate(progress, False, cohort), progress)
+            self._record("selected", "received", self._evaluate(progress, False, self._parts.honest(cohort)), progress)
         final = progress.rounds_completed == self._config.train.rounds
         if final or progress.rounds_completed % evaluation.every == 0:
             some = self._parts.evaluated(progress.rounds_completed)

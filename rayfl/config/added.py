@@ -11,6 +11,8 @@ ADDED: Mapping[str, Any] = {
     "algorithm.adapters": "factors",
     "algorithm.one_sample": "paper",
     "algorithm.simplex_over": "head",
+    "aggregator": {"name": "mean"},
+    "attack": {"share": 0.0, "clients": None, "labels": "honest", "message": "honest", "strength": None},
     "augment.foreground": 0.0,
     "augment.patch": None,
     "dataset.ignore": None,

@@ -22,6 +22,8 @@ from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.registry import DatasetConfig
+from rayfl.engine.aggregators import Aggregator, Mean
+from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.settings import TrainConfig
@@ -64,6 +66,10 @@ class ExperimentConfig(Section):
     privacy: PrivacyConfig = Field(
         default=PrivacyConfig(), description="user-level differential privacy of what clients send"
     )
+    aggregator: Aggregator = Field(
+        default_factory=Mean, description="what the server takes for the mean of what clients send: a robust rule"
+    )
+    attack: AttackConfig = Field(default=AttackConfig(), description="malicious clients, which are in no score")
     evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="what is measured")
     engine: EngineConfig = Field(default=EngineConfig(), description="how local updates are executed")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="which processes run the clients")

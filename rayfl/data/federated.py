@@ -97,3 +97,41 @@ class FederatedDataset(ABC):
     def load_public(self) -> torch.Tensor:
         """The unlabelled samples that belong to no client, on the CPU, shape (count, *input shape); may be empty."""
         return self.load(0)["train"].x[:0]
+
+
+class Derived(FederatedDataset):
+    """The clients of another data set; what a subclass does not define is as there.
+
+    Args:
+        inner: the other data set.
+    """
+
+    def __init__(self, inner: FederatedDataset) -> None:
+        self._inner = inner
+        self.spec, self.names, self.preprocess = inner.spec, inner.names, inner.preprocess
+        self.remarks, self.sound, self.reads_ahead = inner.remarks, inner.sound, inner.reads_ahead
+        self.content_hash = inner.content_hash
+
+    def sizes(self) -> np.ndarray:
+        """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
+        return self._inner.sizes()
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """The three splits of one client, on the CPU."""
+        return self._inner.load(client)
+
+    def labels(self, client: int) -> Mapping[str, np.ndarray]:
+        """The targets of one client by split."""
+        return self._inner.labels(client)
+
+    def places(self, client: int) -> Places:
+        """Returns which samples of the source each split of a client holds."""
+        return self._inner.places(client)
+
+    def public_places(self) -> np.ndarray:
+        """Returns which samples of the source are public, int64."""
+        return self._inner.public_places()
+
+    def load_public(self) -> torch.Tensor:
+        """The unlabelled samples that belong to no client, on the CPU."""
+        return self._inner.load_public()

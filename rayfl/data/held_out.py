@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 
-from rayfl.data.federated import FederatedDataset
+from rayfl.data.federated import Derived, FederatedDataset
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples, Places
 from rayfl.randomness import RandomStreams
@@ -49,7 +48,7 @@ def held_out(num_clients: int, share: float, streams: RandomStreams, last: int =
     return sorted(int(client) for client in drawn)
 
 
-class WithUnseen(FederatedDataset):
+class WithUnseen(Derived):
     """The clients of a data set in another order: first those that train, then those that are held out.
 
     So the numbers of those that train are 0 to M - 1, whatever the others are. Names stay with their clients.
@@ -63,14 +62,11 @@ class WithUnseen(FederatedDataset):
     """
 
     def __init__(self, inner: FederatedDataset, unseen: list[int]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.unseen = len(unseen)
         apart = set(unseen)
         self._order = [*(client for client in range(inner.num_clients) if client not in apart), *sorted(apart)]
-        self.spec, self.preprocess = inner.spec, inner.preprocess
         self.names = tuple(inner.names[client] for client in self._order)
-        self.remarks, self.sound, self.reads_ahead = inner.remarks, inner.sound, inner.reads_ahead
-        self.content_hash = inner.content_hash
 
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
@@ -88,11 +84,3 @@ class WithUnseen(FederatedDataset):
     def places(self, client: int) -> Places:
         """Returns which samples of the source each split of a client holds."""
         return self._inner.places(self._order[client])
-
-    def public_places(self) -> np.ndarray:
-        """Returns which samples of the source are public, int64."""
-        return self._inner.public_places()
-
-    def load_public(self) -> torch.Tensor:
-        """The unlabelled samples that belong to no client, on the CPU."""
-        return self._inner.load_public()

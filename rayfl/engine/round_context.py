@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rayfl.data.images.augment import Augmentation
+from rayfl.engine.aggregators import Aggregator, Mean
+from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.cohorts import cohort_of
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.settings import TrainConfig
@@ -29,6 +31,9 @@ class RoundContext:
         unseen: how many further clients are held out from training.
         unseen_epochs: local epochs of such a client when it joins; None: those of ``train``.
         privacy: limits of what clients send, and noise.
+        aggregator: what stands for the mean of what clients send.
+        attack: what malicious clients do.
+        attackers: the malicious clients.
     """
 
     round: int
@@ -42,11 +47,19 @@ class RoundContext:
     unseen: int = 0
     unseen_epochs: int | None = None
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    aggregator: Aggregator = field(default_factory=Mean)
+    attack: AttackConfig = field(default_factory=AttackConfig)
+    attackers: frozenset[int] = frozenset()
 
     @property
     def newcomers(self) -> range:
         """Returns the ids of the clients that are held out from training."""
         return range(self.num_clients, self.num_clients + self.unseen)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Returns whether the server needs the summands of a mean one by one."""
+        return self.attack.on_messages or not isinstance(self.aggregator, Mean)
 
     def staleness(self, client: int) -> int:
         """s, how many steps the server has taken since a client of the cohort began; 0 in synchronous rounds."""

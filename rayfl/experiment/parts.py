@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,34 +16,17 @@ from rayfl.data.held_out import WithUnseen, held_out
 from rayfl.data.images.augment import Augmentation
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import FilePartition, assignment, assignment_hash
+from rayfl.data.poisoned import WithWrongLabels
 from rayfl.data.sources.official import OfficialTest, open_official_test
-from rayfl.engine.compiled_steps import check_compilable
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError
+from rayfl.experiment.checking import check_parts
 from rayfl.experiment.checks import (
-    check_events,
-    check_optimizer,
-    check_patches,
-    check_private_norm,
     check_server,
-    check_system,
-    check_trainable,
-    statistics_remarks,
 )
 from rayfl.experiment.copies import copy_of
-from rayfl.experiment.evaluated import (
-    check_drawn,
-    check_evaluated,
-    check_newcomers,
-    check_official_personalized,
-    check_official_size,
-    check_official_test,
-    check_unseen,
-)
-from rayfl.experiment.privacy import check_privacy
 from rayfl.models.private_norm import PrivateNorm
-from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
 from rayfl.storage.commits import CommitStore
@@ -52,8 +35,6 @@ from rayfl.system.buffered import BufferedSchedule
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device, make_devices
 from rayfl.system.schedule import Clock, Schedule
-
-_log = logging.getLogger("rayfl")
 
 
 @dataclass(frozen=True)
@@ -79,6 +60,13 @@ class Parts:
             DataError: when the source cannot be read or divided as asked.
             ConfigError: when source and partition do not go together, or no client can be held out as asked.
         """
+        attack = self.config.attack
+        if not self.attackers or attack.labels == "honest":
+            return self._honest
+        return WithWrongLabels(self._honest, self.attackers, attack.labels, self.streams)
+
+    @cached_property
+    def _honest(self) -> FederatedDataset:
         opened, share = open_dataset(self.config, self.streams), self.config.evaluation.unseen_clients
         if not share:
             return opened
@@ -87,14 +75,23 @@ class Parts:
         return WithUnseen(opened, held_out(opened.num_clients, share, self.streams, last))
 
     @cached_property
+    def attackers(self) -> frozenset[int]:
+        """Returns the malicious clients.
+
+        Raises:
+            ConfigError: they cannot be chosen as asked.
+        """
+        return self.config.attack.attackers(self.num_clients, self.streams)
+
+    @cached_property
     def num_clients(self) -> int:
         """Returns how many clients may take part in training."""
-        return self.dataset.num_clients - self.num_unseen
+        return self._honest.num_clients - self.num_unseen
 
     @cached_property
     def num_unseen(self) -> int:
         """Returns how many clients are held out from training."""
-        return self.dataset.unseen if isinstance(self.dataset, WithUnseen) else 0
+        return self._honest.unseen if isinstance(self._honest, WithUnseen) else 0
 
     @cached_property
     def assignment(self) -> pa.Table:
@@ -140,6 +137,9 @@ class Parts:
             unseen=self.num_unseen,
             unseen_epochs=self.config.evaluation.unseen_epochs,
             privacy=self.config.privacy,
+            aggregator=self.config.aggregator,
+            attack=self.config.attack,
+            attackers=self.attackers,
         )
 
     @cached_property
@@ -196,12 +196,16 @@ class Parts:
     def evaluated(self, rounds_completed: int) -> list[int] | None:
         """Returns the clients that are scored after a number of rounds, ascending; the same for every method.
 
-        None stands for all clients.
+        None stands for all clients. Malicious ones are never scored.
         """
-        size = self.config.evaluation.clients
+        size, honest = self.config.evaluation.clients, self.honest(range(self.num_clients))
         if size == "all" or rounds_completed == self.config.train.rounds:
-            return None
-        return self.streams.drawn("evaluated", rounds_completed, self.num_clients, size)
+            return honest if self.attackers else None
+        return [honest[i] for i in self.streams.drawn("evaluated", rounds_completed, len(honest), size)]
+
+    def honest(self, clients: Iterable[int]) -> list[int]:
+        """Returns the clients that are not malicious, in their order."""
+        return [client for client in clients if client not in self.attackers]
 
     @cached_property
     def devices(self) -> list[Device]:
@@ -244,55 +248,4 @@ class Parts:
         Raises:
             RayflError: naming the field, file or model and the fix.
         """
-        available = self.num_clients
-        for option, wanted in {
-            "train.clients_per_round": self.config.train.clients_per_round,
-            "evaluation.clients": self.config.evaluation.clients,
-        }.items():
-            if wanted != "all" and wanted > available:
-                held = f": {self.num_unseen} are held out (evaluation.unseen_clients)" if self.num_unseen else ""
-                raise ConfigError(f"{option} is {wanted}, but there are only {available} clients{held}")
-        algorithm = self.config.algorithm
-        if len(self.task.candidates) > 1 and not algorithm.mixes_architectures:
-            raise ConfigError(
-                f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
-            )
-        algorithm.check_task(self.task)
-        if self.augmentation is not None:
-            check_patches(self.config, self.dataset.spec, self.task.candidates)
-        check_optimizer(self.config.train)
-        if self.config.engine.compile:
-            check_compilable(self.task)
-        algorithm.check(self.task, self.context)
-        if names_an_object(algorithm.name):
-            self.initial_server()  # now, to find out what is wrong with a user's own
-        if self.config.train.private_norm != "none":
-            check_private_norm(self.config, self.task, self.context)
-        check_drawn(self.config)
-        if self.config.evaluation.official_test:
-            check_official_test(algorithm, self.initial_server(), self.task, self.context)
-        if self.config.evaluation.official_personalized:
-            check_official_personalized(algorithm)
-        if self.config.evaluation.official_test or self.config.evaluation.official_personalized:
-            # opened now, to find out what is wrong with it
-            check_official_size(self.task, len(self.official_test))
-        if self.num_unseen:
-            check_unseen(self.config)
-        check_system(self.config, self.devices, available)
-        check_privacy(self.config, self.task, self.context)
-        if self.schedule is not None and self.buffered:  # a first plan finds what is wrong with lists and traces
-            self.schedule.plan(0, self.first_clock(self.initial_server()))
-        remarks = [*algorithm.idle_settings(), *algorithm.remarks(self.context)]
-        for remark in [*remarks, *statistics_remarks(algorithm, self.task)]:
-            _log.warning("algorithm: %s", remark)
-        for remark in self.dataset.remarks():
-            _log.warning("dataset: %s", remark)
-        sizes = self.dataset.sizes()
-        check_trainable(sizes[:available, 0], self.dataset.names)
-        if self.dataset.spec.target == "survival":
-            check_events(self.dataset, available)
-        check_evaluated(self.config, sizes[:available])
-        algorithm.check_data(self.task, sizes[:available], self.config.holdout.public)
-        if self.num_unseen:
-            check_newcomers(self.config, sizes[available:])
-        return sizes
+        return check_parts(self)

@@ -30,6 +30,11 @@ PRODUCT = [path for folder in ("rayfl", "actors", "algorithms", "cluster") for p
 TESTS = list((ROOT / "tests").rglob("*.py"))
 TOGETHER = {
     "PrivacyConfig.delta": {"clip_norm": 1, "noise_multiplier": 1},
+    "AttackConfig.share": {"labels": "random"},
+    "AttackConfig.clients": {"labels": "random"},
+    "AttackConfig.labels": {"clients": [1]},
+    "AttackConfig.message": {"clients": [1], "strength": 1},
+    "AttackConfig.strength": {"clients": [1], "message": "scaled"},
     "InitConfig.what": {"from": "run", "sha256": "0" * 64},
     "SyntheticSource.iid": {"alpha": 0, "beta": 0},
     "RegressionSection.delta": {"loss": "huber"},

@@ -84,7 +84,7 @@ def test_all_problems_are_reported_at_once_with_path_allowed_values_and_nearest_
     assert "allowed: train, validation, test" in lines["evaluation.splits.0"]
     assert "did you mean 'hidden'?" in lines["model.hiden"]
     assert "auto" in lines["cluster.num_actors"]
-    assert "allowed: algorithm, augment, cl" in lines["foo"]
+    assert "allowed: aggregator, algorithm, attack, augment, cl" in lines["foo"]
 
 
 @pytest.mark.parametrize(

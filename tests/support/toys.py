@@ -22,6 +22,8 @@ from algorithms.fedavg import FedAvg
 from algorithms.parts.proximity import proximity
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
+from rayfl.engine.aggregators import Mean, Rule
+from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.round_context import RoundContext
@@ -128,6 +130,8 @@ class Toy:
         unseen: how many of the clients, the last ones, take no part in training.
         unseen_epochs: their local epochs when they join.
         privacy: of what clients send.
+        aggregator: what stands for the mean.
+        attack: what malicious clients do.
     """
 
     algorithm: Algorithm
@@ -146,6 +150,8 @@ class Toy:
     unseen_epochs: int | None = None
     compile: bool = False
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    aggregator: Rule = field(default_factory=Mean)
+    attack: AttackConfig = field(default_factory=AttackConfig)
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     client_hosts: list[ClientHost] = field(init=False)
@@ -165,6 +171,9 @@ class Toy:
             unseen=self.unseen,
             unseen_epochs=self.unseen_epochs,
             privacy=self.privacy,
+            aggregator=self.aggregator,  # type: ignore[arg-type]
+            attack=self.attack,
+            attackers=self.attack.attackers(k, streams),
         )
         self.client_hosts = [
             ClientHost(

@@ -1,0 +1,126 @@
+"""What the server makes of the messages of a mean: noise (``privacy``), attacks on them, and robust rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from rayfl.aggregation import privacy as private
+from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_deviations, scaled
+from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.engine.round_context import RoundContext
+from rayfl.errors import ClientError, MethodError
+from rayfl.params import Tree, leaves
+
+
+def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) -> None:
+    """Refuses a call whose messages the sections ``privacy``, ``aggregator`` and ``attack`` cannot be applied to.
+
+    Args:
+        context: of the round.
+        kind: name of the call.
+        alone: whether it asks for messages of clients alone.
+        calls: how many calls the round has had, with this one.
+
+    Raises:
+        MethodError: naming the section and the call.
+    """
+    asked = f"Clients.{kind}" if alone else "Clients.mean(also=...)"
+    if context.privacy.on and (kind != "mean" or not alone or calls > 1):
+        why = "privacy: one mean a round over clients (Clients.mean) is private, and nothing else that they send"
+        raise MethodError(f"{why}; this is {asked}, call {calls} of the round")
+    if context.one_by_one and (kind != "mean" or not alone):
+        why = "aggregator and attack.message are for means over clients (Clients.mean), and for nothing else they send"
+        raise MethodError(f"{why}; this is {asked}")
+
+
+def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
+    """Returns the mean of the contributions; under ``privacy`` its private estimate.
+
+    Args:
+        context: of the round.
+        total: sum of the contributions.
+        broadcast: what all clients received.
+    """
+    privacy, mean = context.privacy, total.mean()
+    if not privacy.on:
+        return mean
+    deviation = privacy.noise_multiplier * (privacy.clip_norm or 0)
+    noise = context.streams.generator("privacy", context.round)
+    received = private.reference_of(mean, broadcast)
+    return private.released(mean, received, total.count, context.cohort_size, deviation, noise)
+
+
+def combined(context: RoundContext, sent: Mapping[int, Any], broadcast: Tree, procedure: str) -> Tree:
+    """Returns what the server takes for the mean of messages, some of which malicious clients have replaced.
+
+    Args:
+        context: of the round, with ``aggregator`` and ``attack``.
+        sent: ``tree`` and ``weight`` by client.
+        broadcast: what all clients received.
+        procedure: for errors.
+
+    Raises:
+        ClientError: there are too few messages for the rule, or they have no mean together.
+        MethodError: they are no changes of a tensor that all clients received.
+    """
+    messages = {client: Weighted(sent[client]["tree"], sent[client]["weight"]) for client in sorted(sent)}
+    where = f"the clients, round {context.round + 1}, {procedure}"
+    rule = context.aggregator
+    if len(messages) < rule.least:
+        raise ClientError(
+            f"{where}: aggregator={rule.name} needs {rule.least} messages, and {len(messages)} have come: lower "
+            "aggregator.malicious, raise train.clients_per_round, or let fewer clients drop out"
+        )
+    first, *others = messages
+    try:
+        received = private.reference_of(messages[first].tree, broadcast)
+    except ValueError as error:
+        raise MethodError(f"aggregator and attack.message: {procedure} {error}") from error
+    form = _form(messages[first].tree)
+    if unlike := [client for client in others if _form(messages[client].tree) != form]:
+        raise ClientError(f"{where}: client {unlike[0]} sends other tensors than client {first}")
+    attacked = _attacked(context, messages, received)
+    for client in context.attackers & set(attacked):
+        if not all(bool(leaf.isfinite().all()) for _, leaf in leaves(attacked[client].tree)):
+            raise ClientError(f"{where}: what client {client} sends is not finite any more: lower attack.strength")
+    try:
+        return rule.combine(list(attacked.values()), received)
+    except (OverflowError, ValueError) as error:
+        attacked_by = "; or lower attack.strength" if context.attack.on_messages else ""
+        raise ClientError(f"{where}: {error}{attacked_by}") from error
+
+
+def _form(tree: Tree) -> list[tuple[str, Any]]:
+    return sorted((path, getattr(leaf, "shape", None)) for path, leaf in leaves(tree))
+
+
+def _attacked(
+    context: RoundContext, messages: dict[int, Weighted], received: Mapping[str, Tensor]
+) -> dict[int, Weighted]:
+    """Returns the messages with those of malicious clients replaced, each with its weight."""
+    malicious = [client for client in messages if client in context.attackers]
+    if not context.attack.on_messages or not malicious:
+        return messages
+    honest = [message.tree for client, message in messages.items() if client not in context.attackers]
+
+    def instead(client: int) -> Tree:
+        kind, strength = context.attack.message, context.attack.strength
+        own = messages[client].tree
+        if kind == "sign_flip":
+            return scaled(own, received, -(1 if strength is None else strength))
+        if kind == "gaussian":
+            noise = context.streams.generator("attack", context.round, client)
+            return gaussian(own, received, strength or 0, noise)
+        if kind == "scaled":
+            return scaled(own, received, strength or 0)
+        if not honest:  # nothing to hide among
+            return own
+        if kind == "ipm":
+            return against_mean(honest, received, strength or 0)
+        return a_little(honest, most_deviations(len(messages), len(malicious)) if strength is None else strength)
+
+    return {**messages, **{client: replace(messages[client], tree=instead(client)) for client in malicious}}

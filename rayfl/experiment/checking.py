@@ -1,0 +1,101 @@
+"""Finds, before any actor starts, what an experiment cannot be run with."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rayfl.engine.compiled_steps import check_compilable
+from rayfl.errors import ConfigError
+from rayfl.experiment.checks import (
+    check_events,
+    check_optimizer,
+    check_patches,
+    check_private_norm,
+    check_system,
+    check_trainable,
+    statistics_remarks,
+)
+from rayfl.experiment.evaluated import (
+    check_drawn,
+    check_evaluated,
+    check_newcomers,
+    check_official_personalized,
+    check_official_size,
+    check_official_test,
+    check_unseen,
+)
+from rayfl.experiment.malicious import check_malicious
+from rayfl.experiment.privacy import check_privacy
+from rayfl.naming.objects import names_an_object
+
+if TYPE_CHECKING:
+    from rayfl.experiment.parts import Parts
+
+_log = logging.getLogger("rayfl")
+
+
+def check_parts(parts: Parts) -> np.ndarray:
+    """Returns samples by client and split (K, 3).
+
+    Args:
+        parts: data set, task and context.
+
+    Raises:
+        RayflError: naming the field, file or model and the fix.
+    """
+    available = parts.num_clients
+    for option, wanted in {
+        "train.clients_per_round": parts.config.train.clients_per_round,
+        "evaluation.clients": parts.config.evaluation.clients,
+    }.items():
+        if wanted != "all" and wanted > available:
+            held = f": {parts.num_unseen} are held out (evaluation.unseen_clients)" if parts.num_unseen else ""
+            raise ConfigError(f"{option} is {wanted}, but there are only {available} clients{held}")
+    algorithm = parts.config.algorithm
+    if len(parts.task.candidates) > 1 and not algorithm.mixes_architectures:
+        raise ConfigError(
+            f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
+        )
+    algorithm.check_task(parts.task)
+    if parts.augmentation is not None:
+        check_patches(parts.config, parts.dataset.spec, parts.task.candidates)
+    check_optimizer(parts.config.train)
+    if parts.config.engine.compile:
+        check_compilable(parts.task)
+    algorithm.check(parts.task, parts.context)
+    if names_an_object(algorithm.name):
+        parts.initial_server()  # now, to find out what is wrong with a user's own
+    if parts.config.train.private_norm != "none":
+        check_private_norm(parts.config, parts.task, parts.context)
+    check_drawn(parts.config)
+    if parts.config.evaluation.official_test:
+        check_official_test(algorithm, parts.initial_server(), parts.task, parts.context)
+    if parts.config.evaluation.official_personalized:
+        check_official_personalized(algorithm)
+    if parts.config.evaluation.official_test or parts.config.evaluation.official_personalized:
+        # opened now, to find out what is wrong with it
+        check_official_size(parts.task, len(parts.official_test))
+    if parts.num_unseen:
+        check_unseen(parts.config)
+    check_system(parts.config, parts.devices, available)
+    check_privacy(parts.config, parts.task, parts.context)
+    check_malicious(parts.config, parts.context)
+    if parts.schedule is not None and parts.buffered:  # a first plan finds what is wrong with lists and traces
+        parts.schedule.plan(0, parts.first_clock(parts.initial_server()))
+    remarks = [*algorithm.idle_settings(), *algorithm.remarks(parts.context)]
+    for remark in [*remarks, *statistics_remarks(algorithm, parts.task)]:
+        _log.warning("algorithm: %s", remark)
+    for remark in parts.dataset.remarks():
+        _log.warning("dataset: %s", remark)
+    sizes = parts.dataset.sizes()
+    check_trainable(sizes[:available, 0], parts.dataset.names)
+    if parts.dataset.spec.target == "survival":
+        check_events(parts.dataset, available)
+    check_evaluated(parts.config, sizes[parts.honest(range(available))])
+    algorithm.check_data(parts.task, sizes[:available], parts.config.holdout.public)
+    if parts.num_unseen:
+        check_newcomers(parts.config, sizes[available:])
+    return sizes

@@ -1,0 +1,67 @@
+"""Which runs can have malicious clients and robust aggregation."""
+
+from __future__ import annotations
+
+import logging
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.aggregators import Mean
+from rayfl.engine.round_context import RoundContext
+from rayfl.errors import ConfigError
+
+_log = logging.getLogger("rayfl")
+
+
+def check_malicious(config: ExperimentConfig, context: RoundContext) -> None:
+    """Refuses attacks and aggregators that a run cannot have, and says who is malicious.
+
+    Args:
+        config: the experiment.
+        context: of round 0.
+
+    Raises:
+        ConfigError: naming the option and the fix.
+    """
+    attack, size = config.attack, config.evaluation.clients
+    honest = context.num_clients - len(context.attackers)
+    if size != "all" and size > honest:
+        raise ConfigError(f"evaluation.clients is {size}, but {honest} clients are honest, and no others are scored")
+    if context.one_by_one:
+        _check_messages(config, context)
+    if attack.on:
+        known = ", ".join(map(str, sorted(context.attackers)))
+        _log.warning(
+            "attack: %d of %d clients are malicious, and in no score: %s%s",
+            len(context.attackers), context.num_clients, known[:_MOST], " ..." if len(known) > _MOST else "",
+        )  # fmt: skip
+    elif not isinstance(config.aggregator, Mean):
+        _log.info("aggregator: %s, and no client is malicious (attack)", config.aggregator.name)
+
+
+_MOST = 200
+"""Characters of a list of clients in a message."""
+
+
+def _check_messages(config: ExperimentConfig, context: RoundContext) -> None:
+    algorithm, rule = config.algorithm, config.aggregator
+    option = "attack.message" if isinstance(rule, Mean) else f"aggregator={rule.name}"
+    if why := algorithm.no_privacy:
+        raise ConfigError(
+            f"{option}: it is for changes of one model, of which a mean is taken; {algorithm.name}: {why}"
+        )
+    if config.privacy.on:
+        raise ConfigError(f"{option}: together with privacy it is not defined; leave one out")
+    weights = getattr(algorithm, "aggregation", "uniform")
+    if weights == "population":
+        raise ConfigError(
+            f"{option}: with algorithm.aggregation=population the server's own model is part of the mean: choose "
+            "samples or uniform"
+        )
+    if context.smallest_cohort < rule.least:
+        at_least = "" if context.smallest_cohort == context.cohort_size else " in the smallest round"
+        raise ConfigError(
+            f"{option} needs {rule.least} clients in a round, and there are {context.smallest_cohort}{at_least}: raise "
+            "train.clients_per_round, or lower aggregator.malicious"
+        )
+    if not rule.weighs and weights != "uniform":
+        _log.warning("%s: every client counts alike; algorithm.aggregation=%s has no effect on models", option, weights)
