@@ -23,6 +23,11 @@ _OPTIONS = {
     "train.sampling": "{} sampling",
     "privacy.clip_norm": "messages clipped at {}",
     "privacy.noise_multiplier": "noise multiplier {}",
+    "aggregator.name": "aggregator {}",
+    "attack.share": "{} of the clients malicious",
+    "attack.clients": "malicious clients {}",
+    "attack.labels": "their labels {}",
+    "attack.message": "their messages {}",
     "train.local_epochs": "local epochs: {}",
     "train.batch_size": "batches of {}",
     "train.optimizer": "{}",
@@ -30,7 +35,14 @@ _OPTIONS = {
     "train.momentum": "momentum {}",
 }
 """What a protocol says, in this order, where all runs have it alike."""
-_USUAL = {"train.sampling": "fixed", "privacy.noise_multiplier": 0.0}
+_USUAL = {
+    "train.sampling": "fixed",
+    "privacy.noise_multiplier": 0.0,
+    "aggregator.name": "mean",
+    "attack.share": 0.0,
+    "attack.labels": "honest",
+    "attack.message": "honest",
+}
 """Values that go without saying."""
 
 

@@ -176,11 +176,14 @@ def _invariants(file: Path) -> list[str]:
 def _kept(method: type[Algorithm]) -> str:
     client, server = with_symbols(method.client_keeps), with_symbols(method.server_keeps)
     newcomer = f"has {method.newcomer}" if not method.no_newcomers else f"is refused: {method.no_newcomers}"
-    private = f"is refused: {method.no_privacy}" if method.no_privacy else "clips what clients send and adds noise"
+    private, robust = "clips what clients send and adds noise", "are possible"
+    if method.no_privacy:
+        private, robust = f"is refused: {method.no_privacy}", "are refused for the same reason"
     return (
         f"## What persists\n\nClient: {client}. Server: {server}.\n\n"
         f"A client held out from training (`evaluation.unseen_clients`) {newcomer}.\n\n"
-        f"[Differential privacy](../privacy.md) {private}."
+        f"[Differential privacy](../privacy.md) {private}. [Attacks on messages, and robust rules](../attacks.md), "
+        f"{robust}."
     )
 
 
