@@ -60,7 +60,7 @@ class Algorithm(BaseModel):
         needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
         newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in symbols.
         no_newcomers: why such a client can have nothing; empty where it has something.
-        no_privacy: why the sections ``privacy`` and ``aggregator`` cannot be applied to its messages; else empty.
+        no_privacy: why ``privacy``, ``compression`` and ``aggregator`` cannot be applied to its messages; else empty.
         running_statistics: why those of batch normalization do not fit the models that are scored; else empty.
     """
 

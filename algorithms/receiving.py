@@ -17,7 +17,7 @@ from rayfl.params import Tree, leaves
 
 
 def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) -> None:
-    """Refuses a call whose messages the sections ``privacy``, ``aggregator`` and ``attack`` cannot be applied to.
+    """Refuses a call to whose messages ``privacy``, ``compression``, ``aggregator`` or ``attack`` cannot be applied.
 
     Args:
         context: of the round.
@@ -35,6 +35,9 @@ def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) ->
     if context.one_by_one and (kind != "mean" or not alone):
         why = "aggregator and attack.message are for means over clients (Clients.mean), and for nothing else they send"
         raise MethodError(f"{why}; this is {asked}")
+    if context.compressed and (kind == "map" or calls > 1):
+        why = "compression is for one mean a round over clients (Clients.mean), and for nothing else that they send"
+        raise MethodError(f"{why}; this is {asked}, call {calls} of the round")
 
 
 def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:

@@ -11,13 +11,12 @@ from actors.hosting.equipment import Equipment
 from actors.hosting.failures import Failure, reason_of
 from actors.hosting.job import ClientResult, Job, JobResult
 from actors.hosting.outcomes import Inputs, client_error, collect, load_inputs, update_of, wait_for_inputs
+from actors.hosting.outgoing import Outgoing
 from actors.hosting.replies import found_of
 from actors.hosting.scoring import SplitScores
 from actors.hosting.state import Signature
 from actors.hosting.storing import Storing
-from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.magnitudes import check_finite
-from rayfl.aggregation.privacy import limited
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
@@ -119,9 +118,10 @@ class Procedures:
         def check_inputs(id: int) -> None:
             self._check_shared(shared, id)
 
+        outgoing = Outgoing(own, job, self._common, clients)
         own.running.begin(list(clients))
         outcomes = run_procedures(coroutines, own.engine, own.running.switch_to, check_inputs)
-        outcomes = {id: self._limited(self._keep_private(clients[id], found)) for id, found in outcomes.items()}
+        outcomes = {id: outgoing.sent(clients[id], found) for id, found in outcomes.items()}
         scored = self._scored_together(clients, outcomes)
         self._storing.finish()  # the states of the clients before were copied while these steps were launched
         following = self._next
@@ -232,28 +232,6 @@ class Procedures:
         method = self._own.algorithm.name
         error = MethodError(f"{method} writes to {what}, in place: work on a copy (rayfl.params.copy, Tensor.clone)")
         raise self._error(error, id)
-
-    def _keep_private(self, client: Client, outcome: Any) -> Any:
-        """Moves private tensors from a procedure's result into the client's state; returns the rest."""
-        job = self._job
-        if not self._own.norm.names or job.kind == "evaluate" or not isinstance(outcome, Weighted | Mapping):
-            return outcome
-        try:
-            if isinstance(outcome, Weighted):
-                return replace(outcome, tree=self._own.norm.kept_back(outcome.tree, client.state))
-            return self._own.norm.kept_back(outcome, client.state)
-        except ValueError as error:
-            return MethodError(f"{job.procedure} {error}")
-
-    def _limited(self, outcome: Any) -> Any:
-        """Clips a client's message (``privacy.clip_norm``)."""
-        bound = self._own.context.privacy.clip_norm
-        if bound is None or self._job.kind != "mean" or not isinstance(outcome, Weighted):
-            return outcome
-        try:
-            return limited(outcome, self._common, bound)
-        except ValueError as error:
-            return MethodError(f"privacy: {self._job.procedure} {error}")
 
     def _scored_together(self, clients: Mapping[int, Client], outcomes: Mapping[int, Any]) -> dict[int, SplitScores]:
         """Returns the scores of predictors that can be scored in stacks of clients.

@@ -59,7 +59,7 @@ def found_of(
         if job.summands > 1 and not contribution.fits(job.summands if job.skips else 1):
             raise OverflowError(too_large(outcome))
         if job.counted:
-            result.upload_bytes = num_bytes(outcome.tree)
+            result.upload_bytes = num_bytes(outcome.tree) if outcome.size is None else outcome.size
     else:
         check_sendable(outcome, job.procedure)
         check_finite(outcome)

@@ -36,11 +36,13 @@ class Weighted:
         tree: the values.
         weight: a positive number; the client's sample count, or 1 for a uniform mean. All of a mean are 2^-32 at least.
         group: the mean it belongs to, if there are several (``Clients.means``).
+        size: bytes that it takes to send, if it is encoded in fewer than its tensors have; None: those of its tensors.
     """
 
     tree: Tree
     weight: int | float = 1
     group: str = ""
+    size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ ADDED: Mapping[str, Any] = {
     "attack": {"share": 0.0, "clients": None, "labels": "honest", "message": "honest", "strength": None},
     "augment.foreground": 0.0,
     "augment.patch": None,
+    "compression": {"name": "none"},
     "dataset.ignore": None,
     "dataset.labels": "as_found",
     "system.concurrency": None,

@@ -25,7 +25,7 @@ from rayfl.errors import ConfigError
 from rayfl.naming.objects import names_an_object
 from rayfl.naming.spelling import nearest
 
-_NAMED_SECTIONS = ("algorithm", "dataset", "partition", "task", "model", "system", "aggregator")
+_NAMED_SECTIONS = ("algorithm", "dataset", "partition", "task", "model", "system", "compression", "aggregator")
 DEFAULT_PRESET = "quickstart"
 STANDARD_INPUT = "-"
 

@@ -24,6 +24,7 @@ from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.registry import DatasetConfig
 from rayfl.engine.aggregators import Aggregator, Mean
 from rayfl.engine.attack_section import AttackConfig
+from rayfl.engine.compressors import Compression, NoCompression
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.settings import TrainConfig
@@ -65,6 +66,9 @@ class ExperimentConfig(Section):
     train: TrainConfig = Field(default=TrainConfig(), description="rounds, cohort, local SGD")
     privacy: PrivacyConfig = Field(
         default=PrivacyConfig(), description="user-level differential privacy of what clients send"
+    )
+    compression: Compression = Field(
+        default_factory=NoCompression, description="what clients' messages lose on their way, and the bytes it saves"
     )
     aggregator: Aggregator = Field(
         default_factory=Mean, description="what the server takes for the mean of what clients send: a robust rule"

@@ -9,6 +9,7 @@ from rayfl.data.images.augment import Augmentation
 from rayfl.engine.aggregators import Aggregator, Mean
 from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.cohorts import cohort_of
+from rayfl.engine.compressors import Compression, Compressor, NoCompression
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.randomness import RandomStreams
@@ -31,6 +32,7 @@ class RoundContext:
         unseen: how many further clients are held out from training.
         unseen_epochs: local epochs of such a client when it joins; None: those of ``train``.
         privacy: limits of what clients send, and noise.
+        compression: what clients' messages lose on their way.
         aggregator: what stands for the mean of what clients send.
         attack: what malicious clients do.
         attackers: the malicious clients.
@@ -47,6 +49,7 @@ class RoundContext:
     unseen: int = 0
     unseen_epochs: int | None = None
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    compression: Compression = field(default_factory=NoCompression)
     aggregator: Aggregator = field(default_factory=Mean)
     attack: AttackConfig = field(default_factory=AttackConfig)
     attackers: frozenset[int] = frozenset()
@@ -55,6 +58,11 @@ class RoundContext:
     def newcomers(self) -> range:
         """Returns the ids of the clients that are held out from training."""
         return range(self.num_clients, self.num_clients + self.unseen)
+
+    @property
+    def compressed(self) -> bool:
+        """Returns whether messages are compressed."""
+        return isinstance(self.compression, Compressor)
 
     @property
     def one_by_one(self) -> bool:

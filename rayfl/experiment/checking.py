@@ -27,7 +27,7 @@ from rayfl.experiment.evaluated import (
     check_official_test,
     check_unseen,
 )
-from rayfl.experiment.malicious import check_malicious
+from rayfl.experiment.messages import check_messages
 from rayfl.experiment.privacy import check_privacy
 from rayfl.naming.objects import names_an_object
 
@@ -82,7 +82,7 @@ def check_parts(parts: Parts) -> np.ndarray:
         check_unseen(parts.config)
     check_system(parts.config, parts.devices, available)
     check_privacy(parts.config, parts.task, parts.context)
-    check_malicious(parts.config, parts.context)
+    check_messages(parts.config, parts.context)
     if parts.schedule is not None and parts.buffered:  # a first plan finds what is wrong with lists and traces
         parts.schedule.plan(0, parts.first_clock(parts.initial_server()))
     remarks = [*algorithm.idle_settings(), *algorithm.remarks(parts.context)]

@@ -137,6 +137,7 @@ class Parts:
             unseen=self.num_unseen,
             unseen_epochs=self.config.evaluation.unseen_epochs,
             privacy=self.config.privacy,
+            compression=self.config.compression,
             aggregator=self.config.aggregator,
             attack=self.config.attack,
             attackers=self.attackers,

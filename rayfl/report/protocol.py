@@ -23,6 +23,7 @@ _OPTIONS = {
     "train.sampling": "{} sampling",
     "privacy.clip_norm": "messages clipped at {}",
     "privacy.noise_multiplier": "noise multiplier {}",
+    "compression": "messages compressed by {}",
     "aggregator.name": "aggregator {}",
     "attack.share": "{} of the clients malicious",
     "attack.clients": "malicious clients {}",
@@ -38,6 +39,7 @@ _OPTIONS = {
 _USUAL = {
     "train.sampling": "fixed",
     "privacy.noise_multiplier": 0.0,
+    "compression": {"name": "none"},
     "aggregator.name": "mean",
     "attack.share": 0.0,
     "attack.labels": "honest",

@@ -182,8 +182,8 @@ def _kept(method: type[Algorithm]) -> str:
     return (
         f"## What persists\n\nClient: {client}. Server: {server}.\n\n"
         f"A client held out from training (`evaluation.unseen_clients`) {newcomer}.\n\n"
-        f"[Differential privacy](../privacy.md) {private}. [Attacks on messages, and robust rules](../attacks.md), "
-        f"{robust}."
+        f"[Differential privacy](../privacy.md) {private}. [Compression](../compression.md), attacks on messages "
+        f"and [robust rules](../attacks.md) {robust}."
     )
 
 

@@ -24,6 +24,7 @@ from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
 from rayfl.engine.aggregators import Mean, Rule
 from rayfl.engine.attack_section import AttackConfig
+from rayfl.engine.compressors import Compressor, NoCompression
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.round_context import RoundContext
@@ -130,6 +131,7 @@ class Toy:
         unseen: how many of the clients, the last ones, take no part in training.
         unseen_epochs: their local epochs when they join.
         privacy: of what clients send.
+        compression: of what clients send.
         aggregator: what stands for the mean.
         attack: what malicious clients do.
     """
@@ -150,6 +152,7 @@ class Toy:
     unseen_epochs: int | None = None
     compile: bool = False
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    compression: NoCompression | Compressor = field(default_factory=NoCompression)
     aggregator: Rule = field(default_factory=Mean)
     attack: AttackConfig = field(default_factory=AttackConfig)
     server: Tree = field(init=False)
@@ -171,6 +174,7 @@ class Toy:
             unseen=self.unseen,
             unseen_epochs=self.unseen_epochs,
             privacy=self.privacy,
+            compression=self.compression,  # type: ignore[arg-type]
             aggregator=self.aggregator,  # type: ignore[arg-type]
             attack=self.attack,
             attackers=self.attack.attackers(k, streams),

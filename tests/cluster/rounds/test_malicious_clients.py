@@ -114,7 +114,8 @@ def test_runs_without_either_keep_their_fingerprint(tmp_path: Path) -> None:
         ),
         ({"aggregator": {"name": "bulyan", "malicious": 2}}, "bulyan needs 11 clients in a round"),
         ({"aggregator": {"name": "krum", "malicious": 1, "kept": 10}}, "krum needs 10 clients"),
-        ({"algorithm": {"name": "fedavg", "aggregation": "population"}}, "the server's own model is part of the mean"),
+        ({"algorithm": {"name": "fedavg", "aggregation": "population"}}, "the server's own model is part of that mean"),
+        ({"method": "fedas"}, "trimmed_mean: not with algorithm.aggregation=fisher: choose samples or uniform"),
         (
             {"algorithm": {"name": "fedavg", "aggregation": "uniform"}, "privacy": {"clip_norm": 1}},
             "together with privacy it is not defined",

@@ -1,4 +1,4 @@
-"""Which runs can have malicious clients and robust aggregation."""
+"""Which runs can have compressed messages, malicious clients and robust aggregation."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import logging
 
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.aggregators import Mean
+from rayfl.engine.compressors import Compressor
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 
 _log = logging.getLogger("rayfl")
 
 
-def check_malicious(config: ExperimentConfig, context: RoundContext) -> None:
-    """Refuses attacks and aggregators that a run cannot have, and says who is malicious.
+def check_messages(config: ExperimentConfig, context: RoundContext) -> None:
+    """Refuses what a run's messages cannot have, and says who is malicious.
 
     Args:
         config: the experiment.
@@ -26,8 +27,10 @@ def check_malicious(config: ExperimentConfig, context: RoundContext) -> None:
     honest = context.num_clients - len(context.attackers)
     if size != "all" and size > honest:
         raise ConfigError(f"evaluation.clients is {size}, but {honest} clients are honest, and no others are scored")
+    if isinstance(config.compression, Compressor):
+        _check_changes(config, f"compression={config.compression.name}")
     if context.one_by_one:
-        _check_messages(config, context)
+        _check_aggregator(config, context)
     if attack.on:
         known = ", ".join(map(str, sorted(context.attackers)))
         _log.warning(
@@ -42,21 +45,24 @@ _MOST = 200
 """Characters of a list of clients in a message."""
 
 
-def _check_messages(config: ExperimentConfig, context: RoundContext) -> None:
-    algorithm, rule = config.algorithm, config.aggregator
-    option = "attack.message" if isinstance(rule, Mean) else f"aggregator={rule.name}"
+def _check_changes(config: ExperimentConfig, option: str) -> None:
+    algorithm = config.algorithm
     if why := algorithm.no_privacy:
         raise ConfigError(
             f"{option}: it is for changes of one model, of which a mean is taken; {algorithm.name}: {why}"
         )
     if config.privacy.on:
         raise ConfigError(f"{option}: together with privacy it is not defined; leave one out")
+
+
+def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:
+    algorithm, rule = config.algorithm, config.aggregator
+    option = "attack.message" if isinstance(rule, Mean) else f"aggregator={rule.name}"
+    _check_changes(config, option)
     weights = getattr(algorithm, "aggregation", "uniform")
-    if weights == "population":
-        raise ConfigError(
-            f"{option}: with algorithm.aggregation=population the server's own model is part of the mean: choose "
-            "samples or uniform"
-        )
+    if weights not in ("samples", "uniform", "tokens"):
+        own = " (the server's own model is part of that mean)" if weights == "population" else ""
+        raise ConfigError(f"{option}: not with algorithm.aggregation={weights}{own}: choose samples or uniform")
     if context.smallest_cohort < rule.least:
         at_least = "" if context.smallest_cohort == context.cohort_size else " in the smallest round"
         raise ConfigError(

@@ -1,0 +1,96 @@
+"""What becomes of a procedure's result before it is sent: private layers stay, messages are compressed or clipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from actors.hosting.equipment import Equipment
+from actors.hosting.job import Job
+from rayfl.aggregation.exact_sum import Weighted
+from rayfl.aggregation.privacy import limited, reference_of
+from rayfl.engine.client import Client
+from rayfl.engine.compressors import Compressor
+from rayfl.errors import MethodError
+from rayfl.params import Tree, from_leaves, leaves, num_bytes
+
+RESIDUAL = "compression"
+"""Where a client's state keeps what its last message lacked, of shape (P,)."""
+
+
+class Outgoing:
+    """Prepares the results of some clients for sending.
+
+    Args:
+        own: the host's equipment.
+        job: job that the clients run.
+        common: what all clients received.
+        clients: the clients, before their procedures run.
+    """
+
+    def __init__(self, own: Equipment, job: Job, common: Tree, clients: Mapping[int, Client]) -> None:
+        self._own, self._job, self._common = own, job, common
+        self._residuals = {id: client.state.get(RESIDUAL) for id, client in clients.items()}
+
+    def sent(self, client: Client, outcome: Any) -> Any:
+        """Returns what a client sends of a procedure's result, or the error for which it cannot.
+
+        Args:
+            client: its state receives what is kept.
+            outcome: the result, or the exception that the procedure raised.
+        """
+        return self._limited(self._compressed(client, self._kept_private(client, outcome)))
+
+    def _kept_private(self, client: Client, outcome: Any) -> Any:
+        """Moves private tensors (``train.private_norm``) into the client's state."""
+        job = self._job
+        if not self._own.norm.names or job.kind == "evaluate" or not isinstance(outcome, Weighted | Mapping):
+            return outcome
+        try:
+            if isinstance(outcome, Weighted):
+                return replace(outcome, tree=self._own.norm.kept_back(outcome.tree, client.state))
+            return self._own.norm.kept_back(outcome, client.state)
+        except ValueError as error:
+            return MethodError(f"{job.procedure} {error}")
+
+    def _compressed(self, client: Client, outcome: Any) -> Any:
+        """Compresses the parameters of a message (``compression``); running statistics are sent as they are."""
+        compressor = self._own.context.compression
+        if not isinstance(compressor, Compressor) or not self._is_message(outcome):
+            return outcome
+        try:
+            received = reference_of(outcome.tree, self._common)
+        except ValueError as error:
+            return MethodError(f"compression: {self._job.procedure} {error}")
+        found = dict(leaves(outcome.tree))
+        paths = [path for path in found if path.rpartition("/")[2] not in self._own.engine.task.network.buffer_names]
+        sizes = [found[path].numel() for path in paths]
+        if not sum(sizes):
+            return outcome
+        change = torch.cat([(found[path] - received[path]).detach().flatten() for path in paths])
+        if compressor.error_feedback and (before := self._residuals[client.id]) is not None:
+            change = change + before
+        generator = client.context.streams.generator("compression", self._job.round, client.id)
+        decoded, size = compressor.encoded(change, sizes, generator)
+        if compressor.error_feedback:
+            client.state[RESIDUAL] = change - decoded
+        for path, part in zip(paths, torch.split(decoded, sizes), strict=True):
+            found[path] = (received[path] + part.view_as(received[path])).to(received[path].dtype)
+        others = num_bytes({path: leaf for path, leaf in found.items() if path not in set(paths)})
+        return replace(outcome, tree=from_leaves(found), size=size + others)
+
+    def _limited(self, outcome: Any) -> Any:
+        """Clips a message (``privacy.clip_norm``)."""
+        bound = self._own.context.privacy.clip_norm
+        if bound is None or not self._is_message(outcome):
+            return outcome
+        try:
+            return limited(outcome, self._common, bound)
+        except ValueError as error:
+            return MethodError(f"privacy: {self._job.procedure} {error}")
+
+    def _is_message(self, outcome: Any) -> bool:
+        return self._job.kind in ("mean", "each") and isinstance(outcome, Weighted)
