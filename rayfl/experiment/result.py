@@ -9,6 +9,7 @@ import pyarrow as pa
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.privacy import epsilon
 from rayfl.errors import RunError
+from rayfl.randomness import RandomStreams
 from rayfl.results.personalized import PersonalizedRows, recorded_clients
 from rayfl.results.schemas import DAMAGE_SCHEMA, SKIPPED_SCHEMA, metrics_of
 
@@ -48,6 +49,12 @@ class Result:
         if not self.config.privacy.noise_multiplier or clients is None:
             return None
         return epsilon(self.config.privacy, self.config.train, clients, self.rounds_completed)
+
+    @property
+    def malicious(self) -> frozenset[int]:
+        """Returns the ids of the malicious clients (``attack``), which are in no score."""
+        clients = recorded_clients(self.rounds)
+        return frozenset() if clients is None else self.config.attack.attackers(clients, RandomStreams(self.config.seed))
 
     def score(self, metric: str | None = None) -> float:
         """The personalized model's mean of a metric over all clients, on test data after the last evaluation.

@@ -97,6 +97,13 @@ def protocol(comparisons: Mapping[str, Comparison]) -> str:
     return f"Protocol: {', '.join(parts)}{apart}."
 
 
+def message_settings(run: Run) -> str:
+    """Returns in words what is done to a run's messages, and by whom; empty where nothing is."""
+    paths = [path for path in _OPTIONS if path.partition(".")[0] in ("privacy", "compression", "aggregator", "attack")]
+    values = {path: _value(run, path) for path in paths}
+    return ", ".join(_OPTIONS[path].format(value) for path, value in values.items() if value is not None)
+
+
 def paper_caption(comparisons: Mapping[str, Comparison], headings: Sequence[str], by_seed: bool | None) -> str:
     """Returns the whole caption as plain text.
 

@@ -20,6 +20,7 @@ from rayfl.report.figures import reliability
 from rayfl.report.grouping import Group
 from rayfl.report.lines import Wanted, lines_of, undefined
 from rayfl.report.process import OpenParts, cohorts, partition_picture, phases
+from rayfl.report.protocol import message_settings
 from rayfl.report.rows import (
     RowKey,
     compared_keys,
@@ -88,6 +89,8 @@ def _facts(run: Run) -> Facts:
         pairs.insert(5, ("Sent", f"{_bytes(rows[0]['bytes_down'])} down, {_bytes(rows[0]['bytes_up'])} up"))
     if run.environment and (extended := _extensions(run.environment)):
         pairs.insert(-2, ("Extended", extended))
+    if settings := message_settings(run):
+        pairs.insert(2, ("Messages", settings))
     if seconds is not None:
         pairs.insert(-2, ("Wall time", f"{seconds:,.1f} s, evaluation included"))
     return Facts(pairs)

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import rayfl
-from algorithms.registry import Experiment
+from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
+from rayfl.report.protocol import message_settings
+from rayfl.runs.finding import load_run
 from rayfl.runs.rows import where
 from tests.cluster.rounds.test_unseen_clients import experiment as twelve_clients
 from tests.support.experiments import assert_same, outcome
@@ -62,7 +64,7 @@ def test_newcomers_are_scored_beside_malicious_clients(tmp_path: Path) -> None:
         experiment(tmp_path, attack=attack, evaluation={"unseen_clients": 0.2}, train={"clients_per_round": 7})
     )
     malicious = Parts(run.config).attackers
-    assert len(malicious) == 2
+    assert len(malicious) == 2 and run.malicious == malicious
     assert scored(run, cohort="all", round=2) == set(range(10)) - malicious
     assert scored(run, cohort="unseen", round=2) == {10, 11}
 
@@ -151,3 +153,15 @@ def test_weights_that_a_rule_has_no_place_for_are_warned_of(tmp_path: Path, capl
     caplog.clear()
     parts(tmp_path, aggregator={"name": "norm_bounding", "radius": 1}).check()
     assert "counts alike" not in caplog.text
+
+
+def test_a_report_says_what_was_done_to_messages(tmp_path: Path) -> None:
+    plain = {"attack": {}, "aggregator": "mean"}
+    for name, changes in {"attacked": {"compression": "sign"}, "plain": plain}.items():
+        rayfl.run(experiment(tmp_path, name, **changes), **{"train.rounds": 1})
+    said = message_settings(load_run(str(tmp_path / "attacked"), METHODS))
+    assert said == (
+        "messages compressed by sign (error_feedback=True), aggregator trimmed_mean, malicious clients [1, 4, 7], "
+        "their messages sign_flip"
+    )
+    assert message_settings(load_run(str(tmp_path / "plain"), METHODS)) == ""
