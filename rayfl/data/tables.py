@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.federated import FederatedDataset, OnDemand
-from rayfl.examples import Examples, Places
+from rayfl.data.federated import Derived, FederatedDataset, OnDemand
+from rayfl.examples import Examples
 
 Standardize = Literal["none", "global", "client"]
 
@@ -73,7 +73,7 @@ class _Moments:
     std: np.ndarray
 
 
-class TabularDataset(FederatedDataset):
+class TabularDataset(Derived):
     """Clients of another data set, whose vectors are the rows of a table.
 
     What is filled in and subtracted is known from training samples alone: sums over clients, which a federation could
@@ -86,27 +86,11 @@ class TabularDataset(FederatedDataset):
     """
 
     def __init__(self, inner: FederatedDataset, options: TableOptions) -> None:
-        self._inner, self._options = inner, options
-        self.names, self.sound, self.remarks = inner.names, inner.sound, inner.remarks
-        self.reads_ahead = inner.reads_ahead
+        super().__init__(inner)
+        self._options = options
+        self.preprocess = None
         width = len(options.columns.names) + (len(options.columns.gaps) if options.indicator else 0)
         self.spec = replace(inner.spec, shape=(width,), categories=options.columns.ranges)
-
-    def sizes(self) -> np.ndarray:
-        """See :class:`FederatedDataset`."""
-        return self._inner.sizes()
-
-    def labels(self, client: int) -> Mapping[str, np.ndarray]:
-        """See :class:`FederatedDataset`."""
-        return self._inner.labels(client)
-
-    def places(self, client: int) -> Places:
-        """See :class:`FederatedDataset`."""
-        return self._inner.places(client)
-
-    def public_places(self) -> np.ndarray:
-        """See :class:`FederatedDataset`."""
-        return self._inner.public_places()
 
     def load(self, client: int) -> Mapping[str, Examples]:
         """See :class:`FederatedDataset`."""

@@ -54,7 +54,9 @@ class Result:
     def malicious(self) -> frozenset[int]:
         """Returns the ids of the malicious clients (``attack``), which are in no score."""
         clients = recorded_clients(self.rounds)
-        return frozenset() if clients is None else self.config.attack.attackers(clients, RandomStreams(self.config.seed))
+        return (
+            frozenset() if clients is None else self.config.attack.attackers(clients, RandomStreams(self.config.seed))
+        )
 
     def score(self, metric: str | None = None) -> float:
         """The personalized model's mean of a metric over all clients, on test data after the last evaluation.
