@@ -11,7 +11,7 @@ import torch
 from algorithms.base import Algorithm
 from algorithms.clients import Clients
 from algorithms.fedavg import FedAvg
-from rayfl.engine.aggregators import Krum, Mean, Median, NormBounding, Rule, TrimmedMean
+from rayfl.engine.aggregators import GeometricMedian, Krum, Mean, Median, NormBounding, Rule, TrimmedMean
 from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.client import Client
 from rayfl.errors import ClientError, ConfigError, MethodError
@@ -44,8 +44,8 @@ def test_a_rule_that_changes_nothing_changes_nothing(case: Case) -> None:
 @pytest.mark.parametrize("case", PRIVATE.values(), ids=PRIVATE.keys())
 def test_every_method_goes_on_under_attack(case: Case) -> None:
     attack = AttackConfig(clients=[1], message="sign_flip")
-    several = toy_of(replace(case, algorithm=uniform(case)), aggregator=Median(), attack=attack, hosts=2)
-    one = toy_of(replace(case, algorithm=uniform(case)), aggregator=Median(), attack=attack)
+    several = toy_of(replace(case, algorithm=uniform(case)), aggregator=GeometricMedian(), attack=attack, hosts=2)
+    one = toy_of(replace(case, algorithm=uniform(case)), aggregator=GeometricMedian(), attack=attack)
     for _ in range(2):
         assert_equal(one.step(), several.step())
 
