@@ -75,7 +75,7 @@ def write_model(
         What was written.
 
     Raises:
-        ConfigError: the folder has a model or an adapter, or cannot be written.
+        ConfigError: the folder has a model, an adapter or other weights, or cannot be written.
     """
     if (folder / _CONFIG).exists():
         raise ConfigError(f"--out: {folder} has a model: name another folder, or remove it")
@@ -93,6 +93,10 @@ def write_model(
     with whole_folder(folder, last=_CONFIG) as place:
         with quiet():
             module.save_pretrained(place)
+        # from_pretrained prefers one file of weights to several, and would read it in place of these
+        strays = sorted(path.name for path in folder.glob("*.safetensors*") if not (place / path.name).exists())
+        if strays:
+            raise ConfigError(f"--out: {folder} has other weights ({strays[0]}): name another folder, or remove them")
         if (settings := BaseFolder(network.source.folder).path / _GENERATION).is_file():
             shutil.copyfile(settings, place / _GENERATION)
         (place / ABOUT).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")

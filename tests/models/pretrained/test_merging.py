@@ -108,6 +108,15 @@ def test_a_model_and_an_adapter_are_not_written_to_one_folder(tmp_path: Path) ->
         write_model(tmp_path / "adapter", net, tree, {})
 
 
+def test_other_weights_in_the_folder_are_named(tmp_path: Path) -> None:
+    """from_pretrained would read them in place of those that are written."""
+    net = network("vit")
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"has other weights \(model-00001-of-00002\.safetensors\)"):
+        write_model(tmp_path, net, net.initialize(0), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["model-00001-of-00002.safetensors"]
+
+
 @pytest.mark.parametrize("kind", ["model", "adapter"])
 def test_an_interrupted_export_leaves_neither_a_model_nor_an_adapter(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
