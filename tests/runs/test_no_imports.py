@@ -160,7 +160,7 @@ def test_replay_imports(folder: Path) -> None:
 def test_a_file_is_looked_at_without_an_import_and_what_the_command_itself_names_is_trusted(folder: Path) -> None:
     (folder / "mine.yaml").write_text("algorithm: theirs:Mine\ndataset: digits\nmodel: two_nn\n")
     text = command("show", "mine.yaml")
-    assert "theirs:Mine is not imported" in text and "strength" not in text
+    assert "theirs:Mine is not imported" in text and "strength: 0.25" not in text
     assert "theirs:Mine is not imported" in command("diff", "mine.yaml", "method", status=1)
     assert not sprung(folder)
     assert "strength: 0.25" in command("show", "mine.yaml", "--trust")
