@@ -48,6 +48,10 @@ def test_honest_clients_alone_are_scored(tmp_path: Path, caplog: pytest.LogCaptu
         cohort = set(Parts(run.config).cohort(0))
         assert cohort & {1, 4, 7}, "the test needs a malicious client in the first round"
         assert scored(run, cohort="selected", phase=phase, round=1) == cohort - {1, 4, 7}
+    rows = where(run.rounds, cohort="selected", phase="trained", round=1).to_pylist()
+    plain = rayfl.run(experiment(tmp_path, "plain", evaluation=evaluation, attack={}, aggregator="mean"))
+    others = where(plain.rounds, cohort="selected", phase="trained", round=1).to_pylist()
+    assert rows[0]["update_variance"] == pytest.approx(others[0]["update_variance"]), "of what was trained"
     assert "attack: 3 of 12 clients are malicious, and in no score: 1, 4, 7" in caplog.text
 
 
