@@ -137,8 +137,8 @@ class Clients(ABC):
     ) -> Tree:
         """The weighted mean of what ``procedure`` returns (:class:`Weighted`) over the cohort.
 
-        Reduced on the actors: one partial sum an actor travels. What stands for the mean, and with malicious clients,
-        is in the sections ``aggregator`` and ``attack``; every client's message then travels.
+        Reduced on the actors: one partial sum an actor travels. Robust rules (section ``aggregator``), which then give
+        what stands for the mean, and attacks on messages (``attack``) need every client's message, which then travels.
 
         Args:
             procedure: a method ``async (client, **broadcast, **payload) -> Weighted`` of the algorithm.
@@ -152,8 +152,8 @@ class Clients(ABC):
 
         Raises:
             ClientError: when the contributions have no mean together, as trees of different structures.
-            MethodError: when ``procedure`` is not asynchronous, or the sections ``privacy``, ``aggregator`` or
-                ``attack`` cannot be applied to the messages.
+            MethodError: when ``procedure`` is not asynchronous, or the sections ``privacy``, ``compression``,
+                ``aggregator`` or ``attack`` cannot be applied to the messages.
         """
         self._check_messages("mean", also is None)
         call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
