@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,12 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.magnitudes import Extremes, NonFiniteError, extremes_of
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.diagnosis.tracebacks import own_definition, own_frames
+from rayfl.engine import transfers
 from rayfl.engine.tasks import Task
 from rayfl.engine.transfers import join, move_trees, start_copy_to_cpu
 from rayfl.errors import ClientError, MethodError, text_of
 from rayfl.models.pretrained.products import contribution
-from rayfl.params import Tree, from_numpy, tensors
+from rayfl.params import Tree, from_numpy, num_bytes, tensors
 
 _CPU = torch.device("cpu")
 
@@ -29,8 +30,8 @@ Inputs = tuple[dict[int, Tree], dict[int, Tree], dict[int, Tensor]]
 """States and payloads by client, and the payloads' tensors by the ``id`` of their array."""
 
 
-StatesOnCpu = Callable[[], Mapping[int, Tree]]
-"""Waits until states are on the CPU, and returns them by client."""
+StatesOnCpu = Callable[[], Iterable[tuple[int, Tree]]]
+"""Waits until states are on the CPU, and yields them with their clients: by the next piece, the last may be gone."""
 
 
 def load_inputs(device: torch.device, job: Job, ids: Sequence[int], state_of: Callable[[int], Tree]) -> Inputs:
@@ -106,19 +107,18 @@ def collect(
         later: whether states are copied while the device works for the next clients.
 
     Returns:
-        The extremes of all tensors that are sent or kept, and a function that returns the states on the CPU.
+        The extremes of all tensors that are sent or kept, and a function that yields the states on the CPU.
     """
     if device.type == "cpu" and len(outcomes) == 1:
-        return {}, lambda: states
+        return {}, states.items
     sent = {id: found.tree if isinstance(found, Weighted) else found for id, found in outcomes.items()}
     trees = {id: tree for id, tree in sent.items() if isinstance(tree, Mapping) and job.kind != "evaluate"}
     changes = [update.tree for update in updates.values() if isinstance(update, Weighted)]
     try:
         known = extremes_of([*trees.values(), *changes, *states.values()])
         if device.type == "cpu":
-            return known, lambda: states
-        leaving = list(states.values())
-        wait = start_copy_to_cpu(leaving) if later else _at_once(move_trees(leaving, _CPU))
+            return known, states.items
+        leaving = [(piece, _leaving(piece, later)) for piece in _pieces(states)]
         if job.kind in ("map", "each"):
             for id, moved in zip(trees, move_trees(list(trees.values()), _CPU), strict=True):
                 found = outcomes[id]
@@ -126,12 +126,40 @@ def collect(
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        return {}, lambda: states  # the states are copied one by one
-    return known, lambda: dict(zip(states, wait(), strict=True))
+        return {}, states.items  # the states are copied one by one
+    return known, lambda: (one for piece, wait in leaving for one in _arrived(piece, wait))
 
 
-def _at_once(trees: list[Tree]) -> Callable[[], list[Tree]]:
-    return lambda: trees
+def _pieces(states: Mapping[int, Tree]) -> list[dict[int, Tree]]:
+    """Groups states into transfers of bounded size.
+
+    The states that a piece replaces are freed before the next one is copied, which reuses their memory: all states
+    twice would be memory that the kernel maps and clears anew in every round.
+    """
+    pieces, room = list[dict[int, Tree]](), 0
+    for id, state in states.items():
+        size = num_bytes(state)
+        if size > room or not pieces:
+            pieces.append({})
+            room = max(transfers.MOVE_BYTES, size)
+        pieces[-1][id] = state
+        room -= size
+    return pieces
+
+
+def _leaving(piece: Mapping[int, Tree], later: bool) -> Callable[[], list[Tree]]:
+    """Starts to copy states to the CPU, or leaves them for when they are waited for."""
+    trees = list(piece.values())
+    return start_copy_to_cpu(trees) if later else lambda: move_trees(trees, _CPU)
+
+
+def _arrived(piece: Mapping[int, Tree], wait: Callable[[], list[Tree]]) -> Iterable[tuple[int, Tree]]:
+    try:
+        return zip(piece, wait(), strict=True)
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+        return piece.items()  # copied one by one
 
 
 def client_error(error: Exception, client: int | str, job: Job, algorithm: Algorithm) -> ClientError:

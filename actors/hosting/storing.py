@@ -22,7 +22,7 @@ class Storing:
         self._own = own
         self._job = job
         self._leaving: Mapping[int, Tree] = {}
-        self._on_cpu: StatesOnCpu = dict
+        self._on_cpu: StatesOnCpu = tuple
 
     def may_wait(self, states: Mapping[int, Tree], following: Sequence[int]) -> bool:
         """Returns whether states can be copied while the next clients run: there are any, and memory for both."""
@@ -34,7 +34,7 @@ class Storing:
 
         Args:
             states: states on the device, by client.
-            on_cpu: returns these states, and perhaps others, on the CPU.
+            on_cpu: yields these states, and perhaps others, on the CPU.
         """
         self._leaving, self._on_cpu = states, on_cpu
 
@@ -44,13 +44,14 @@ class Storing:
         Raises:
             ClientError: naming the client whose state cannot be stored.
         """
-        leaving, on_cpu, self._leaving, self._on_cpu = self._leaving, self._on_cpu, {}, dict
+        leaving, on_cpu, self._leaving, self._on_cpu = self._leaving, self._on_cpu, {}, tuple
         if not leaving:
             return
-        found = on_cpu()
-        for id, on_device in leaving.items():
+        for id, state in on_cpu():
+            if id not in leaving:
+                continue
             try:
-                self._own.states.replace(id, found[id], self._job.round)
-                self._own.device_states.put(id, self._own.states.handle(id), on_device)
+                self._own.states.replace(id, state, self._job.round)
+                self._own.device_states.put(id, self._own.states.handle(id), leaving[id])
             except Exception as error:
                 raise client_error(error, id, self._job, self._own.algorithm) from error

@@ -36,7 +36,7 @@ from actors.hosting.allocator import reuse_freed_memory
 from rayfl.engine.precision import set_arithmetic
 
 PARTS = {
-    "a": ("correct", "stacks"),
+    "a": ("correct", "messages", "stacks"),
     "b": ("fast", "workloads"),
     "c": ("wrong", "actors"),
     "d": ("adapters", "output_layer"),

@@ -173,6 +173,37 @@ def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.Mo
     assert counted.waits["from device"] == at_once.waits["from device"]
 
 
+@pytest.mark.parametrize("kept", [0, 4])
+def test_states_are_stored_in_pieces_which_free_the_memory_that_the_next_one_takes(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside all clients' states at most one piece of new ones is in memory."""
+    held = list[int]()
+    move_to, replace = transfers._with, ClientStates.replace
+
+    def moving(trees: Sequence[Any], moved: Any) -> Any:
+        found = move_to(trees, moved)
+        held.append(len(trees))
+        return found
+
+    def storing(self: ClientStates, *rest: Any) -> None:
+        held.append(-1)
+        replace(self, *rest)
+
+    with elsewhere() as device:
+        size = one_state(ditto(device, 0))
+        expected = ditto(device, 0).step()
+        toy = ditto(device, kept * size)
+        with monkeypatch.context() as patched:
+            patched.setattr(transfers, "MOVE_BYTES", 2 * size)
+            patched.setattr(transfers, "_with", moving)
+            patched.setattr(ClientStates, "replace", storing)
+            found = toy.step()
+    assert_equal(found, expected)
+    stored = "".join("-" if one < 0 else f"({one})" for one in held if one in (-1, 2))
+    assert stored == "(2)--" * 6  # three stacks of four clients
+
+
 def test_states_on_their_way_are_kept_where_the_next_stack_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     run, seen = procedures.run_procedures, list[tuple[int, ...]]()
 

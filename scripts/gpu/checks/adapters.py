@@ -233,10 +233,10 @@ def _with_peft(clients: int, steps: int, batch: int) -> dict[str, float]:
 
 
 def many_clients(record: Record) -> None:
-    """5,000 clients of a small ViT with SuPerFed's states: rounds, and a stacked evaluation of all."""
+    """2,000 clients of a small ViT with SuPerFed's states: rounds, and a stacked evaluation of all."""
     toy = federation(
-        SuPerFed(start=0.0), [4] * scaled(5000, 6), section_of("small ViT"), spec_of("small ViT"),
-        cohort=scaled(500, 3), width=scaled(64, 4), batch_size=4,
+        SuPerFed(start=0.0), [4] * scaled(2000, 6), section_of("small ViT"), spec_of("small ViT"),
+        cohort=scaled(250, 3), width=scaled(64, 4), batch_size=4,
     )  # fmt: skip
     taken = seconds(lambda: play(toy), 1)
     record.note("s a round", taken)
@@ -282,6 +282,6 @@ CHECKS = (
     Check("adapters_attention", 40, "Fused attention in both passes, and no waiting", fused_attention),
     Check("adapters_memory", 50, "Bytes of a step against arithmetic", memory),
     Check("adapters_rounds", 70, "Rounds of 16 ViT-B clients, and a loop over peft", rounds),
-    Check("adapters_clients", 60, "5,000 clients with SuPerFed's states", many_clients),
+    Check("adapters_clients", 60, "2,000 clients with SuPerFed's states", many_clients),
     Check("adapters_states", 40, "5,000 clients' adapters spilled to a disk, and committed", states_of_many),
 )

@@ -106,7 +106,7 @@ def exact_sums(record: Record) -> None:
     record.note("NaN and infinity", "found at three places")
 
 
-def _outcome(toy: Any) -> Tree:
+def outcome(toy: Any) -> Tree:
     """What two rounds and an evaluation leave: the server's tree, clients' states, and numbers and losses by client."""
     scores = {
         str(client): {row: torch.from_numpy(one.vector[:2]) for row, one in rows.items()}
@@ -125,13 +125,13 @@ def _method(name: str) -> tuple[dict[str, float], dict[str, str]]:
     single = toy_of(case)
     for cohort in case.cohorts()[:2]:
         single.step(cohort)
-    expected = _outcome(single)
+    expected = outcome(single)
     for mode in _MODES:
         try:
             there = toy_of(case, mode=mode, device=DEVICE)
             for cohort in case.cohorts()[:2]:
                 there.step(cohort)
-            apart = difference(_outcome(there), expected)
+            apart = difference(outcome(there), expected)
             worst[f"{name} {mode}"] = apart
             if not apart <= 1e-8:
                 bad[f"{name} {mode}"] = f"differs by {apart:.3g}"
@@ -273,9 +273,9 @@ def _check(work: Callable[[Record], None], limit_s: float) -> Check:
 
 CHECKS = (
     _check(machine, 40),
-    _check(exact_sums, 30),
+    _check(exact_sums, 25),
     _check(methods, 170),
     _check(models, 90),
     _check(precisions, 40),
-    _check(device_tests, 110),
+    _check(device_tests, 75),
 )

@@ -148,5 +148,5 @@ CHECKS = (
     Check("stacked_against_looped", 30, "100 clients stacked and one by one", stacked_against_looped),
     Check("ragged_clients", 25, "Clients of 3 to 200 samples", ragged_clients),
     Check("evaluation", 30, "An evaluation of 200 clients", evaluation),
-    Check("states", 30, "What states of clients cost", states),
+    Check("states", 60, "What states of clients cost", states),
 )

@@ -156,5 +156,5 @@ def fallback_paths(record: Record) -> None:
 CHECKS = (
     Check("steps_do_not_wait", 25, "Stacked steps under set_sync_debug_mode('error')", steps_do_not_wait),
     Check("waits_of_a_round", 20, "How often a round waits for the device, whatever its clients", waits_of_a_round),
-    Check("fallback_paths", 10, "What cannot be stacked, or fails stacked, is trained one by one", fallback_paths),
+    Check("fallback_paths", 25, "What cannot be stacked, or fails stacked, is trained one by one", fallback_paths),
 )

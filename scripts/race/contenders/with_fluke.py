@@ -43,7 +43,7 @@ def _federation(task: Task) -> Any:
             for client in range(work.clients)
         ]  # fmt: skip
 
-    model = task.model()
+    model = task.model().cpu()  # where fluke keeps what clients send
     client: dict[str, Any] = {
         "batch_size": work.batch,
         "local_epochs": work.epochs,
@@ -52,7 +52,7 @@ def _federation(task: Task) -> Any:
         "scheduler": {"name": "StepLR", "step_size": 1, "gamma": 1},
     }
     if work.method == "ditto":
-        client |= {"model": task.model(), "tau": work.epochs, "lam": PROXIMAL_WEIGHT}
+        client |= {"model": task.model().cpu(), "tau": work.epochs, "lam": PROXIMAL_WEIGHT}
     else:
         client |= {"persistency": False}
     data = DummyDataContainer(loaders(False), loaders(True), None, work.classes)

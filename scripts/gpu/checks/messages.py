@@ -1,0 +1,60 @@
+"""Part a: what clients send is changed, compressed and judged as on the CPU: attacks, compression, robust rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from checks.bench import DEVICE
+from checks.correct import difference, outcome
+from checks.running import Check, Record
+from rayfl.engine.aggregators import Bulyan, GeometricMedian, Krum, Median, NormBounding, TrimmedMean
+from rayfl.engine.attack_section import AttackConfig
+from rayfl.engine.compressors import Quantize, RandomK, Sign, TopK
+
+
+def _sections() -> dict[str, dict[str, Any]]:
+    rules = [
+        Median(), TrimmedMean(malicious=1), Krum(malicious=1, kept=2), Bulyan(malicious=1), GeometricMedian(),
+        NormBounding(),
+    ]  # fmt: skip
+    compressors = [TopK(), RandomK(), RandomK(error_feedback=True), Quantize(), Sign()]
+    strengths: dict[Any, float | None] = {"sign_flip": None, "gaussian": 1.0, "scaled": 10.0, "alie": None, "ipm": 0.5}
+    attacks = [AttackConfig(clients=[1], message=name, strength=strength) for name, strength in strengths.items()]
+    return {
+        **{f"aggregator {type(rule).__name__}": {"aggregator": rule} for rule in rules},
+        **{
+            f"compression {type(one).__name__}, feedback {one.error_feedback}": {"compression": one}
+            for one in compressors
+        },
+        **{f"attack {one.message}": {"attack": one} for one in attacks},
+    }
+
+
+def messages(record: Record) -> None:
+    """Two rounds with each attack, compression and robust rule, looped and stacked, in float64 against the CPU's."""
+    from algorithms.fedavg import FedAvg
+    from tests.support.cases import toy_of
+    from tests.support.cases.base import Case
+    from tests.support.toys import random_clients
+
+    case, data = Case(FedAvg(), everyone=True), random_clients((9, 12, 6, 10, 7, 8, 11), dtype=torch.float64)
+    places = torch.device("cpu"), DEVICE
+    worst, bad = dict[str, float](), dict[str, str]()
+    for name, section in _sections().items():
+        for mode in ("looped", "vectorized"):
+            here, there = (toy_of(case, dataset=data, mode=mode, device=one, **section) for one in places)
+            clients = list(range(data.num_clients))
+            for _ in range(2):
+                here.step(clients)
+                there.step(clients)
+            worst[f"{name}, {mode}"] = apart = difference(outcome(there), outcome(here))
+            if not apart <= 1e-8:
+                bad[f"{name}, {mode}"] = f"differs by {apart:.3g}"
+    record.note("compared", len(worst))
+    record.note("largest differences", dict(sorted(worst.items(), key=lambda item: -item[1])[:8]))
+    assert not bad, f"{bad}"
+
+
+CHECKS = (Check("messages", 20, "Attacks, compression and robust rules against the CPU's", messages),)
