@@ -19,12 +19,10 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine import transfers
 from rayfl.engine.settings import TrainConfig
-from rayfl.engine.transfers import copy_stream, join, move_trees
 from rayfl.params import from_numpy, tensors
 from tests.support.elsewhere import PRETENDED, context, elsewhere
 from tests.support.experiments import small_experiment
 from tests.support.launches import Launches
-from tests.support.problems import CPU
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, assert_equal, random_clients
 
@@ -291,32 +289,3 @@ def test_the_budget_is_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert limit(device_state_memory=0) == 0
     config = load_config(Experiment, small_experiment(tmp_path, "run", "ditto", device_state_memory="1GiB"), {})
     assert build_host(config, 0, "cpu")._device_states.limit == 0
-
-
-def test_transfers_of_gpus_go_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done for a GPU, with a stub in the place of its memory and its streams."""
-    made: list[int] = []
-    empty = torch.empty
-
-    def pinned(size: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
-        assert pin_memory
-        made.append(size)
-        return empty(size, dtype=dtype)
-
-    class Device:
-        type = "cuda"
-
-    parts = [torch.rand(3), torch.rand(2)]
-    monkeypatch.setattr(torch, "empty", pinned)
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, non_blocking=False: (self, non_blocking))
-    sent, without_waiting = transfers.joined_on(parts, Device())  # type: ignore[arg-type, misc]
-    assert torch.equal(sent, torch.cat(parts))
-    assert without_waiting
-    assert made == [5]
-
-
-def test_on_other_devices_there_is_no_copy_stream() -> None:
-    with elsewhere() as device, copy_stream(device):
-        (moved,) = move_trees([{"a": torch.ones(3)}], device)
-        join(device, [moved["a"]])
-        assert_equal(move_trees([moved], CPU)[0], {"a": torch.ones(3)})

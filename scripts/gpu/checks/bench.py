@@ -76,8 +76,7 @@ def wait() -> None:
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:
     """The median time of some work, after one time that is not counted.
 
-    As in an actor, Python's collector then leaves alone what exists: to walk the 250,000 objects that the checks import
-    takes it a quarter second.
+    As in an actor, Python's collector then leaves alone what exists: to walk all that the checks import takes it long.
     """
     work()
     wait()

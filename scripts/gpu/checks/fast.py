@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,7 +76,10 @@ def _measured(
     toy.client_hosts[0]._device_states = DeviceStateCache(by_default if states is None else states)
     play(toy)
     taken = seconds(lambda: play(toy), 2)
-    record.note(name, {"s a round": taken, "peak bytes": peak_bytes(lambda: play(toy)), **profiled(lambda: play(toy))})
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    play(toy)
+    found = {"s a round": taken, "page faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults}
+    record.note(name, {**found, "peak bytes": peak_bytes(lambda: play(toy)), **profiled(lambda: play(toy))})
     return taken
 
 
