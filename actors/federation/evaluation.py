@@ -8,7 +8,8 @@ import numpy as np
 
 from actors.federation.hosts import Hosts
 from actors.hosting.failures import Failure
-from actors.hosting.job import Job, Scores
+from actors.hosting.job import Job
+from actors.hosting.packed_scores import Scores
 from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.metrics import Statistics
 from rayfl.params import Tree

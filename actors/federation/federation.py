@@ -18,8 +18,9 @@ from actors.federation.traffic import Traffic
 from actors.federation.updates import Updates
 from actors.hosting.contract import run_round
 from actors.hosting.failures import ClientsFailedError, Failure
-from actors.hosting.job import Job, JobResult, Scores
+from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
+from actors.hosting.packed_scores import Scores
 from algorithms.base import Algorithm
 from algorithms.clients import Call, Clients, Procedure, Replies, merge, name_of
 from rayfl.aggregation.exact_sum import ExactSum

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from actors.hosting.failures import Failure
 from actors.hosting.memory import Lookups
+from actors.hosting.packed_scores import PackedScores, Scores
+from actors.hosting.scoring import SplitScores
 from rayfl.aggregation.contributions import Inspected
 from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.aggregation.pieces import Piece
-from rayfl.metrics import Statistics
 from rayfl.params import Tree, leaves
 from rayfl.storage.manifest import StoredFile
-
-Scores = dict[int, dict[str, dict[str, Statistics]]]
-"""Statistics by client, split and name of the model."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class ClientResult:
     contribution: Inspected | None = None
     group: str = ""
     value: Tree | None = None
-    scores: dict[str, dict[str, Statistics]] | None = None
+    scores: SplitScores | None = None
     upload_bytes: int | None = None
     update: Inspected | None = None
 
@@ -136,6 +134,12 @@ class JobResult:
     busy_s: float = 0.0
     flops: int | None = None
     peak_bytes: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"scores": PackedScores.of(self.scores)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, scores=state["scores"].unpacked())
 
     def absorb(self, client: int, found: ClientResult) -> None:
         """Adds the result of a client.

@@ -6,8 +6,9 @@ stacked client (one if they are trained one by one). A tenth of the free memory 
 * Of a GPU's free memory, samples take a part that its actors divide, if ``data_memory`` is ``auto``.
 * One by one, a GPU is idle between the small steps of a client, and several actors fill the gaps: ``actors_per_gpu:
   auto`` is the largest k whose actors fit, but no more than there are CPUs per GPU, nor clients in a round per GPU.
-* Stacked, one actor with a large width does the same with one context and without taking turns: ``auto`` is 1, or as
-  few as ``num_actors`` (or one actor per client) asks for.
+* Stacked, a GPU waits for what Python does around the steps of each client, and several actors do that side by side:
+  ``auto`` is up to four, each with at least 64 clients of a round that fit together; 1 over a pretrained base, which
+  keeps a GPU at work; or as few as ``num_actors`` (or one actor per client) asks for.
 * ``engine.width: auto`` (the default on GPUs) is the number of clients that fit into an actor's part of the device, but
   no more than its part of a round's clients.
 * ``model.checkpointing: auto`` is true if these are too few to fill ``engine.rows_per_step``, and more fit with it.
@@ -32,6 +33,10 @@ from rayfl.errors import ResourceError
 
 _TENTHS_USED = 9
 """Tenths of the free memory that are used; the rest is for larger clients and fragmentation."""
+_STACKS_ON_A_GPU = 4
+"""Measured on an H100 with 1,000 small clients: four actors made a round 2.2 times as fast, eight hardly more."""
+_LEAST_STACK = 64
+"""Clients of a round below which a stack is not divided among more actors."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ def final_plan(
     cluster, engine = config.cluster, config.engine
     gpus = sum(math.floor(node.gpus) for node in nodes) if options.per_gpu else 0
     if gpus and measured and cluster.actors_per_gpu == "auto" and asks_for(cluster, num_clients) is None:
-        k = 1 if any(one.vectorized for one in measured) else actors_on_a_gpu(measured, options.num_cpus, nodes, cohort)
+        alone = config.model.name == "pretrained" and any(one.vectorized for one in measured)
+        k = 1 if alone else actors_on_a_gpu(measured, options.num_cpus, nodes, cohort)
         cluster = cluster.model_copy(update={"actors_per_gpu": k})
         options = plan_actors(cluster, resources_of(nodes), num_clients, nodes)
     elif options.per_gpu:
@@ -130,7 +136,7 @@ def final_plan(
 
 
 def actors_on_a_gpu(measured: Sequence[Measured], num_cpus: float, nodes: Sequence[Node], cohort: int) -> int:
-    """Returns k, the number of actors that share a GPU if clients are trained one by one; at least 1.
+    """Returns k, the number of actors that share a GPU; at least 1.
 
     Args:
         measured: measured costs of a client on GPUs.
@@ -138,12 +144,16 @@ def actors_on_a_gpu(measured: Sequence[Measured], num_cpus: float, nodes: Sequen
         nodes: nodes of the cluster.
         cohort: m, the number of clients in a round.
     """
-    fitting = min(_fitting(one) for one in measured)
     with_gpus = [node for node in nodes if node.gpus >= 1]
     cpus = max((node.cpus / math.floor(node.gpus) for node in with_gpus), default=0.0)
     beside = math.floor(cpus / num_cpus + 1e-9) if num_cpus else cohort
     useful = math.ceil(cohort / max(sum(math.floor(node.gpus) for node in with_gpus), 1))
-    return max(min(fitting, beside, useful), 1)
+    if not any(one.vectorized for one in measured):
+        return max(min(beside, useful, *(_fitting(one) for one in measured)), 1)
+    k = min(beside, useful // _LEAST_STACK, _STACKS_ON_A_GPU)
+    while k > 1 and any(clients_at_a_time(one, k) < _LEAST_STACK for one in measured):
+        k -= 1
+    return max(k, 1)
 
 
 def _fitting(measured: Measured) -> int:

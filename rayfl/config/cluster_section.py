@@ -43,7 +43,8 @@ class ClusterConfig(Section):
     actors_per_gpu: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         1,
         description="actors that share a GPU; each takes 1/k of it; auto: as many as its memory was measured to have "
-        "room for if clients are trained one by one; if they are stacked, or nothing is measured, as few as will do",
+        "room for if clients are trained one by one; if they are stacked, up to four with at least 64 clients of a "
+        "round each; if nothing is measured, as few as will do",
     )
     probe: bool = Field(
         True,

@@ -64,18 +64,17 @@ def evaluate(
         batches = [trimmer.cut(x, y, trimmer.lengths(x, y)) for x, y in batches]
     with torch.no_grad():
         for name, predictor in predictors.items():
+            if not batches:  # models need not be made
+                totals[name] = Statistics.empty(task.measures)
+                continue
             models = predictor.built()
-            if task.measures.compares and batches:
+            if task.measures.compares:
                 rows = [part for x, _ in batches for part in _predicted(predictor, models, x, task, pieces)]
                 vector = task.measures.statistics(torch.cat(rows), examples.y)
                 totals[name] = Statistics.from_vector(vector, task.measures)
                 continue
             parts = [part for x, y in batches for part in _scored(predictor, models, x, y, task, pieces)]
-            totals[name] = (
-                Statistics.from_vector(torch.stack(parts).sum(0).cpu().numpy(), task.measures)
-                if parts
-                else Statistics.empty(task.measures)
-            )
+            totals[name] = Statistics.from_vector(torch.stack(parts).sum(0).cpu().numpy(), task.measures)
     return totals
 
 

@@ -77,9 +77,9 @@ def evaluate_together(
                 if line.shared or task.network.vectorizable:
                     vectors.append(_scored(line, examples, task, batch_size, most_rows))
                     scored += [(i, aliases) for i in members for aliases in line.names]
-        rows = torch.cat(vectors).cpu().numpy() if vectors else ()
+        rows = torch.cat(vectors).double().cpu().numpy() if vectors else ()
     for (i, aliases), row in zip(scored, rows, strict=True):
-        found[i].update(dict.fromkeys(aliases, Statistics.from_vector(row, task.measures)))
+        found[i].update(dict.fromkeys(aliases, Statistics(row, task.measures)))
     return found
 
 

@@ -1,11 +1,14 @@
 """What the host does in a round of many tiny clients, as a Markdown table.
 
-    OMP_NUM_THREADS=1 python scripts/bench/host_time.py [--clients N] [--rounds N] [--profile METHOD]
+    OMP_NUM_THREADS=1 python scripts/bench/host_time.py [--clients N] [--rounds N] [--profile METHOD] [--on-ray]
 
 Every client has ten samples and takes one step; a model has some thirty numbers. So nearly all of the time is what
 surrounds the steps: draws, plans, states, stacks, sums. Everything runs in this process and in one thread, with all
 clients in stacks. The table has the processor time of a round, the least of those after the first, which other work on
 the machine disturbs least.
+
+``--on-ray`` measures whole runs instead, with one actor on Ray: also messages, and the scores of the models that each
+round's clients have just trained, which nearly all of them have no test samples for. Seconds are those of a clock.
 """
 
 from __future__ import annotations
@@ -13,14 +16,18 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
+import os
 import pstats
+import statistics
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+import rayfl
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
 from actors.hosting.host import ClientHost
@@ -87,12 +94,61 @@ class Rounds:
         return time.process_time() - start
 
 
+class Scored(Tiny):
+    """The same clients, of whom two have test samples: a run needs some."""
+
+    def sizes(self) -> np.ndarray:
+        """Ten samples to train on; two clients have as many to test with."""
+        sizes = super().sizes()
+        sizes[:2, 2] = SAMPLES
+        return sizes
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """The samples of a client."""
+        own = super().load(client)
+        return {**own, "test": own["train"]} if client < 2 else own
+
+
+def scored(streams: RandomStreams) -> Scored:
+    """Named in the configuration; called in every process."""
+    return Scored(int(os.environ["HOST_TIME_CLIENTS"]))
+
+
+class Clock(rayfl.Callback):
+    """Notes how long rounds take."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def on_ray(name: str, clients: int, rounds: int) -> float:
+    """Seconds of a round of a run: the median of those after the first, and before the last, which is scored."""
+    clock = Clock()
+    os.environ["HOST_TIME_CLIENTS"] = str(clients)
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {
+            "name": "run", "storage_path": folder, "dataset": {"name": "custom", "function": "host_time:scored"},
+            "model": {"name": "two_nn", "hidden": [4]},
+            "algorithm": {"name": name, **({"start": 0.0} if name == "superfed" else {})},
+            "train": {"rounds": rounds + 2, "clients_per_round": "all", "batch_size": SAMPLES, "lr": 0.1},
+            "engine": {"mode": "vectorized", "width": clients},
+            "evaluation": {"every": rounds + 2}, "tracking": {"tensorboard": False},
+            "storage": {"commit_every": rounds + 2}, "cluster": {"device": "cpu", "num_actors": 1},
+        }  # fmt: skip
+        rayfl.run(settings, callbacks=[clock])
+    return statistics.median(clock.seconds[1:-1])
+
+
 def main() -> None:
     """Prints the table, or the profile of a method's round."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", choices=METHODS)
+    parser.add_argument("--on-ray", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.profile:
@@ -104,6 +160,9 @@ def main() -> None:
         return
     print(f"| method | seconds a round of {arguments.clients:,} clients |\n|---|--:|")
     for name, method in METHODS.items():
+        if arguments.on_ray:
+            print(f"| {name} | {on_ray(name, arguments.clients, arguments.rounds):.3f} |", flush=True)
+            continue
         rounds = Rounds(method, arguments.clients)
         rounds.play()
         print(f"| {name} | {min(rounds.play() for _ in range(arguments.rounds)):.3f} |", flush=True)

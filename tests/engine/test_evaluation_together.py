@@ -288,3 +288,13 @@ def test_a_task_that_scores_in_its_own_way_is_scored_one_by_one(kind: type[Regre
     assert evaluate_together(
         [ScoringRequest({"global": Predictor.of(task.network.initialize(0))}, samples)], task, 100
     ) == [{}]
+
+
+def test_models_are_not_made_for_a_split_without_samples() -> None:
+    def made() -> Any:
+        raise AssertionError("this model was made for nothing")
+
+    task = Classification(TwoNN(hidden=(4,)).network(VECTOR))
+    none = examples(0, VECTOR, 0)
+    found = evaluate({"lambda=0.5": Predictor.of(made)}, none, task, 8)
+    assert found["lambda=0.5"].vector.tobytes() == Statistics.empty(task.measures).vector.tobytes()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import tempfile
 import time
 import warnings
@@ -14,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+import rayfl
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
-from checks.actors import Watching, run_digits
+from checks.actors import Watching
 from checks.bases import batches, folder_of, gradients_of, network_of, stack_of
 from checks.bench import DEVICE, REHEARSAL, federation, peak_bytes, play, reserved_bytes, scaled, seconds
 from checks.correct import difference
@@ -102,19 +105,33 @@ def convolutions(record: Record) -> None:
 
 
 def actors_on_a_gpu(record: Record) -> None:
-    """Stacked clients of one actor on the GPU, and of two: a perceptron, and adapters of a small transformer."""
-    sections: dict[str, dict[str, Any]] = {"two_nn": {}}
-    adapter = {"name": "pretrained", "folder": folder_of("digits ViT"), "adapter": {"r": 8, "alpha": 16}}
-    sections["adapters"] = {"model": adapter}
-    train = {"rounds": 3, "clients_per_round": "all", "local_epochs": scaled(5, 1), "batch_size": 10, "lr": 0.05}
-    for name, own in sections.items():
-        for actors in (1, 2):
-            watching = Watching()
-            options = {"num_actors": actors, **({} if REHEARSAL else {"actors_per_gpu": actors})}
-            settings = {"algorithm": {"name": "fedavg"}, "train": train, "engine": {"mode": "vectorized"}, **own}
+    """Runs whose GPU one to eight actors share, each with a stack of its part of 1,000 TwoNN clients of 100 samples."""
+    clients, samples = scaled(1000, 8), scaled(100, 20)
+    os.environ["CAMPAIGN_CLIENTS"] = json.dumps([clients, samples])
+    try:
+        import ray
+    except ImportError:
+        raise SkippedError("Ray is not installed") from None
+    ray.init(include_dashboard=False, log_to_driver=False)  # one for all runs
+    for name, algorithm in (("fedavg", {"name": "fedavg"}), ("superfed", {"name": "superfed", "start": 0.0})):
+        for actors in (1, 2) if REHEARSAL else (1, 2, 4, 8):
+            watching, begun = Watching(), time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
-                run_digits(folder, "choice", watching, settings, **options)
-            record.note(f"{name}, {actors} actors", {"s a round": watching.seconds[1:], "processes": watching.used})
+                settings = {
+                    "name": "choice", "storage_path": folder,
+                    "dataset": {"name": "custom", "function": "made_up_clients:clients"},
+                    "model": {"name": "two_nn"}, "algorithm": algorithm,
+                    "train": {"rounds": 4, "clients_per_round": "all", "batch_size": 10, "lr": 0.05},
+                    "engine": {"mode": "vectorized", "width": clients},
+                    "evaluation": {"every": 4}, "tracking": {"tensorboard": False}, "storage": {"commit_every": 4},
+                    "cluster": {
+                        "device": "cpu" if REHEARSAL else "cuda", "num_actors": actors, "probe": False,
+                        **({} if REHEARSAL else {"actors_per_gpu": actors}),
+                    },
+                }  # fmt: skip
+                rayfl.run(settings, callbacks=[watching])
+            about = {"s a round": watching.seconds[1:], "s in all": time.monotonic() - begun, "on it": watching.used}
+            record.note(f"{name}, {actors} actors", about)
 
 
 def adapters_without_folds(record: Record) -> None:
@@ -164,6 +181,6 @@ CHECKS = (
     Check("choice_capture", 50, "engine.capture against steps that are launched", captured),
     Check("choice_compile", 160, "engine.compile against steps as they are written", compiled),
     Check("choice_convolutions", 45, "Grouped convolutions against unfolded products", convolutions),
-    Check("choice_actors", 110, "One actor on the GPU and two, with stacked clients", actors_on_a_gpu),
+    Check("choice_actors", 200, "Stacked clients in one to eight actors on the GPU", actors_on_a_gpu),
     Check("choice_folds", 60, "Folded adapters against vmap(grad) and one by one", adapters_without_folds),
 )

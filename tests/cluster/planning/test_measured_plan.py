@@ -30,7 +30,20 @@ def test_several_actors_share_a_gpu_if_clients_are_trained_one_by_one() -> None:
     assert plan(experiment(actors_per_gpu="auto", cpus_per_actor=0), LOOPED, m=10).options.per_gpu == 5
 
 
-def test_one_actor_has_a_gpu_if_clients_are_stacked_or_nothing_is_measured() -> None:
+def test_actors_share_a_gpu_if_each_has_many_stacked_clients() -> None:
+    small = replace(STACKED, client_bytes=GIB // 100)
+    shared = experiment("auto", actors_per_gpu="auto")
+    found = plan(shared, small, clients=1000, m=1000)
+    assert (found.options.per_gpu, found.options.count, found.config.engine.width) == (4, 8, 125)
+    assert plan(shared, small, clients=1000, m=1000, cpus=4).options.per_gpu == 2  # 2 CPUs a GPU
+    assert plan(shared, small, clients=1000, m=260).options.per_gpu == 2  # 130 clients of a round
+    assert plan(shared, replace(STACKED, client_bytes=GIB // 4), clients=1000, m=1000).options.per_gpu == 2  # 140 fit
+    assert plan(shared, STACKED, clients=1000, m=1000).options.per_gpu == 1  # 35 fit
+    based = ExperimentConfig.model_validate(shared.model_dump() | {"model": {"name": "pretrained", "folder": "x"}})
+    assert plan(based, small, clients=1000, m=1000).options.per_gpu == 1  # it keeps a GPU at work
+
+
+def test_one_actor_has_a_gpu_if_few_clients_are_stacked_or_nothing_is_measured() -> None:
     for measured in ((STACKED,), ()):
         found = plan(experiment(actors_per_gpu="auto"), *measured)
         assert (found.options.per_gpu, found.options.count) == (1, 2)
@@ -74,7 +87,7 @@ def test_unless_a_number_is_given_the_width_is_measured_on_gpus_and_only_there()
     assert plan(on_cpus, ON_CPU, gpus=0, m=100).config.engine.width is None
 
 
-@given(measured=MEASURED, cpus=st.integers(1, 64), gpus=st.integers(1, 4), m=st.integers(1, 64))
+@given(measured=MEASURED, cpus=st.integers(1, 64), gpus=st.integers(1, 4), m=st.integers(1, 64) | st.integers(64, 2000))
 def test_what_is_planned_fits(measured: Measured, cpus: int, gpus: int, m: int) -> None:
     nodes = [Node("x", float(cpus), float(gpus))]
     k = actors_on_a_gpu([measured], 1.0, nodes, m)
@@ -82,9 +95,10 @@ def test_what_is_planned_fits(measured: Measured, cpus: int, gpus: int, m: int) 
     assert k == actors_on_a_gpu([measured], 1.0, nodes, m)
     assert k >= 1
     assert k == 1 or (k * actor_bytes(measured, 1, k) <= usable and k <= cpus / gpus and (k - 1) * gpus < m)
-    if k < min(cpus // gpus, -(-m // gpus)):
+    if not measured.vectorized and k < min(cpus // gpus, -(-m // gpus)):
         assert (k + 1) * actor_bytes(measured, 1, k + 1) > usable - k - 1
     width = clients_at_a_time(measured, k)
+    assert k == 1 or not measured.vectorized or width >= 64
     assert width == 1 or k * actor_bytes(measured, width, k) <= usable
     assert k * actor_bytes(measured, width + 1, k) > usable - k
 
