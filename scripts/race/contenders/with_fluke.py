@@ -29,6 +29,7 @@ class Clock(FederationObserver, ServerObserver):
 
     def end_round(self, round: int) -> None:
         self.ends.append(now())
+        print(f"round {round} has ended", flush=True)
 
 
 def _federation(task: Task) -> Any:
