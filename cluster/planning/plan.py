@@ -100,12 +100,16 @@ def final_plan(
     """
     cluster, engine = config.cluster, config.engine
     gpus = sum(math.floor(node.gpus) for node in nodes) if options.per_gpu else 0
-    if gpus and measured and cluster.actors_per_gpu == "auto" and asks_for(cluster, num_clients) is None:
-        alone = config.model.name == "pretrained" and any(one.vectorized for one in measured)
+    stacked, more = any(one.vectorized for one in measured), 1
+    if gpus and measured and asks_for(cluster, num_clients) is None:
+        alone = stacked and config.model.name == "pretrained"
         k = 1 if alone else actors_on_a_gpu(measured, options.num_cpus, nodes, cohort)
-        cluster = cluster.model_copy(update={"actors_per_gpu": k})
-        options = plan_actors(cluster, resources_of(nodes), num_clients, nodes)
-    elif options.per_gpu:
+        if cluster.actors_per_gpu == "auto":
+            cluster = cluster.model_copy(update={"actors_per_gpu": k})
+            options = plan_actors(cluster, resources_of(nodes), num_clients, nodes)
+        elif cluster.actors_per_gpu == 1:
+            more = k
+    if options.per_gpu:
         cluster = cluster.model_copy(update={"actors_per_gpu": options.per_gpu})
     nodes_with_room = [node for node in nodes if node.slots(options.num_cpus, options.per_gpu) >= 1]
     sharing = math.ceil(options.count / max(gpus if options.per_gpu else len(nodes_with_room), 1))
@@ -113,7 +117,7 @@ def final_plan(
     if options.per_gpu and measured and cluster.data_memory == "auto":
         fitting = min(automatic_data_memory(one.device_free_bytes, sharing) for one in measured)
         cluster = cluster.model_copy(update={"data_memory": fitting})
-    stacked, width_found = any(one.vectorized for one in measured), None
+    width_found = None
     if stacked and (engine.width == "auto" or (engine.width is None and options.device == "cuda")):
         fitting = min(clients_at_a_time(one, sharing) for one in measured)
         width_found = max(min(fitting, own_part), 1)
@@ -127,7 +131,11 @@ def final_plan(
     return Plan(
         config.model_copy(update={"cluster": cluster, "engine": engine}),
         options,
-        (_in_words(options, nodes, gpus, own_part), *(_cost_in_words(one, sharing, width) for one in measured)),
+        (
+            _in_words(options, nodes, gpus, own_part),
+            *(_cost_in_words(one, sharing, width) for one in measured),
+            *([_hint(more)] if more > 1 else []),
+        ),
         tuple(warnings),
         width_found,
         own_part,
@@ -224,6 +232,10 @@ def _in_words(options: ActorOptions, nodes: Sequence[Node], gpus: int, own_part:
     cpus = f" with {_count(options.num_cpus, 'CPU')} each"
     shared = f", up to {options.per_gpu} on a GPU" if options.per_gpu else cpus
     return f"plan: {where}{_count(options.count, 'actor')}{shared}, {own_part} of a round's clients each"
+
+
+def _hint(actors: int) -> str:
+    return f"a GPU may be idle at times: cluster.actors_per_gpu=auto would have {actors} actors share it"
 
 
 def _cost_in_words(measured: Measured, sharing: int, width: int) -> str:

@@ -43,6 +43,19 @@ def test_actors_share_a_gpu_if_each_has_many_stacked_clients() -> None:
     assert plan(based, small, clients=1000, m=1000).options.per_gpu == 1  # it keeps a GPU at work
 
 
+def test_the_plan_says_where_actors_could_share_a_gpu() -> None:
+    hint = "a GPU may be idle at times: cluster.actors_per_gpu=auto would have 4 actors share it"
+    small = replace(STACKED, client_bytes=GIB // 100)
+    assert plan(experiment("auto"), small, clients=1000, m=1000).lines[-1] == hint
+    for other in (
+        plan(experiment("auto"), STACKED, clients=1000, m=1000),
+        plan(experiment("auto", actors_per_gpu=2), small, clients=1000, m=1000),
+        plan(experiment("auto", num_actors=2), small, clients=1000, m=1000),
+        plan(experiment("auto", actors_per_gpu="auto"), small, clients=1000, m=1000),
+    ):
+        assert not any("idle" in line for line in other.lines)
+
+
 def test_one_actor_has_a_gpu_if_few_clients_are_stacked_or_nothing_is_measured() -> None:
     for measured in ((STACKED,), ()):
         found = plan(experiment(actors_per_gpu="auto"), *measured)
