@@ -18,7 +18,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import frozen, loss
 from rayfl.errors import ConfigError
-from rayfl.params import Tree, copy, tensors, weighted_sum
+from rayfl.params import Tree, copy, tensors, weighted_sums
 
 _NO_PULL = {"heuristic and proximal_weight": ((True, 0),)}
 """Beside these, nothing reads alpha."""
@@ -169,9 +169,9 @@ class FedAMP(Algorithm):
         own = server.get("own", {})
         payloads = {client: {"initial": server["model"]} for client in cohort}
         known = [client for client in cohort if str(client) in own]
-        for client, row in zip(known, self.weights(known, own, clients.context.round).tolist(), strict=True):
-            mixed = weighted_sum(list(own.values()), row)
-            payloads[client] = {"cloud": joined(mixed, server["model"])}
+        if known:
+            mixed = weighted_sums(list(own.values()), self.weights(known, own, clients.context.round))
+            payloads |= {k: {"cloud": joined(one, server["model"])} for k, one in zip(known, mixed, strict=True)}
         trained = clients.map(self.local_update, cohort, broadcast={}, payloads=payloads)
         return {"own": {**own, **{str(client): parts for client, parts in trained.items()}}}
 

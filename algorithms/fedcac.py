@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
-from algorithms.parts.means import mean_of, mean_over_cohort
+from algorithms.parts.means import mean_over_cohort
 from algorithms.parts.partial import joined, separated
-from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor
-from rayfl.params import Tree, map_leaves
+from rayfl.params import Tree, map_leaves, weighted_sums
 
 _LEAST_THRESHOLD = 1e-10
 """Where the last of the critical elements is not above it, all that are not zero are critical."""
@@ -52,22 +51,23 @@ def overlaps(masks: Sequence[Tree]) -> Tensor:
     return found.clamp(0, 1)
 
 
-def partners(overlap: Tensor, progress: float) -> list[list[int]]:
+def partners(overlap: Tensor, progress: float) -> Tensor:
     """For each client itself and those whose overlap reaches mean + progress (max - mean), over all pairs i != j.
 
     Args:
         overlap: shape (m, m).
         progress: (t + 1) / beta; above 1 nobody reaches it, unless all overlaps are equal.
+
+    Returns:
+        1 for each client's partners and 0 for the others, float64 of shape (m, m).
     """
-    members = range(len(overlap))
-    others = ~torch.eye(len(overlap), dtype=torch.bool)
+    themselves = torch.eye(len(overlap), dtype=torch.bool)
     if len(overlap) == 1:
-        return [[0]]
-    mean, most = overlap[others].mean(), overlap[others].max()
-    if float(most) == float(overlap[others].min()):
-        return [list(members) for _ in members]
-    threshold = mean + progress * (most - mean)
-    return [[j for j in members if j == i or overlap[i, j] >= threshold] for i in members]
+        return themselves.double()
+    mean, most = overlap[~themselves].mean(), overlap[~themselves].max()
+    if float(most) == float(overlap[~themselves].min()):
+        return torch.ones_like(overlap)
+    return (themselves | (overlap >= mean + progress * (most - mean))).double()
 
 
 class FedCAC(Averaging):
@@ -121,8 +121,10 @@ class FedCAC(Averaging):
         masks = [critical(w, received[client], self.critical_share) for client, w in zip(cohort, parts, strict=True)]
         progress = (clients.context.round + 1) / self.collaboration_rounds
         own = dict(server.get("own", {}))
-        for i, members in enumerate(partners(overlaps(masks), progress)):
-            own[str(cohort[i])] = {"mask": masks[i], "model": mean_of(Weighted(parts[j]) for j in members)}
+        together = partners(overlaps(masks), progress)
+        means = weighted_sums(parts, together / together.sum(1, keepdim=True))
+        for client, mask, mean_of_partners in zip(cohort, masks, means, strict=True):
+            own[str(client)] = {"mask": mask, "model": mean_of_partners}
         return {"model": joined(mean, model), "own": own}
 
     def received_by(self, client: int, server: Tree) -> Tree:

@@ -18,19 +18,33 @@ from rayfl.errors import ConfigError
 from rayfl.params import Tree
 
 
-def targets(tables: Mapping[str, Tree], without: str | None) -> Tree:
-    """The mean output by class over all tables that have the class, and a mark of those that have a mean.
+class Targets:
+    """Mean outputs by class, over all clients that have the class, or all but one of them.
 
     Args:
         tables: ``means`` (C, C) and ``exist`` (C,) by client.
-        without: a client whose own table does not count.
     """
-    counted = [table for client, table in sorted(tables.items()) if client != without]
-    first = next(iter(tables.values()))
-    sums, owners = torch.zeros_like(first["means"]), torch.zeros_like(first["exist"])
-    for table in counted:
-        sums, owners = sums + table["exist"][:, None] * table["means"], owners + table["exist"]
-    return {"means": sums / owners.clamp(min=1)[:, None], "exist": (owners > 0).to(owners)}
+
+    def __init__(self, tables: Mapping[str, Tree]) -> None:
+        self._places = {client: place for place, client in enumerate(sorted(tables))}
+        self._exist = torch.stack([tables[client]["exist"] for client in self._places])
+        shares = self._exist[..., None] * torch.stack([tables[client]["means"] for client in self._places])
+        none = torch.zeros_like(shares[:1])
+        # What is taken out of a sum leaves its rounding behind, so there are sums of all before, and of all after.
+        self._before = torch.cat([none, shares.cumsum(0)])
+        self._after = torch.cat([shares.flip(0).cumsum(0).flip(0), none])
+
+    def without(self, client: str | None) -> Tree:
+        """``means`` (C, C), and ``exist`` (C,), a mark of the classes that have one.
+
+        Args:
+            client: whose own table does not count.
+        """
+        sums, owners = self._after[0], self._exist.sum(0)
+        if client in self._places:
+            place = self._places[client]
+            sums, owners = self._before[place] + self._after[place + 1], owners - self._exist[place]
+        return {"means": sums / owners.clamp(min=1)[:, None], "exist": (owners > 0).to(owners)}
 
 
 class FedDistill(Algorithm):
@@ -101,11 +115,12 @@ class FedDistill(Algorithm):
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         tables = server.get("tables", {})
-        if self.leave_one_out and tables:
-            payloads = {k: {"targets": targets(tables, without=str(k))} for k in cohort}
+        targets = Targets(tables) if tables else None
+        if self.leave_one_out and targets:
+            payloads = {k: {"targets": targets.without(str(k))} for k in cohort}
             replies = clients.map(self.local_update, cohort, broadcast={}, payloads=payloads)
         else:
-            common = targets(tables, without=None) if tables else server["nothing"]
+            common = targets.without(None) if targets else server["nothing"]
             replies = clients.map(self.local_update, cohort, broadcast={"targets": common})
         return {"tables": {str(client): reply for client, reply in replies.items()}}
 
@@ -144,7 +159,7 @@ class FedDistill(Algorithm):
         if not context.unseen:
             return {}, {}
         tables = server.get("tables", {})
-        known = targets(tables, without=None) if tables else server["nothing"]
+        known = Targets(tables).without(None) if tables else server["nothing"]
         return {}, {client: {"targets": known} for client in context.newcomers}
 
     async def join(self, client: Client, server: Tree) -> Tree:

@@ -18,7 +18,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
-from rayfl.params import Tree, weighted_sum
+from rayfl.params import Tree, weighted_sums
 
 LEAST_WEIGHT = 1e-3
 """Smaller weights of a combination are set to zero."""
@@ -169,9 +169,8 @@ class FedPAC(PartialModel):
         variances = torch.stack([report["variance"] for report in reports.values()]).double().cpu().numpy()
         weights = pruned(combination_weights(means, variances, self.eigenvalue_clip), LEAST_WEIGHT)
         heads = [report["head"] for report in reports.values()]
-        return {
-            client: {"head": weighted_sum(heads, row)} for client, row in zip(reports, weights.tolist(), strict=True)
-        }
+        combined = weighted_sums(heads, torch.as_tensor(weights))
+        return {client: {"head": head} for client, head in zip(reports, combined, strict=True)}
 
     async def adopt(self, client: Client, head: Tree) -> Tree:
         """Takes the combined head for its own."""

@@ -19,7 +19,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-from rayfl.params import Tree, copy, subtract, weighted_sum
+from rayfl.params import Tree, copy, subtract, weighted_sum, weighted_sums
 
 Layers = Mapping[str, Sequence[str]]
 """By layer of the model, the names of its tensors."""
@@ -92,17 +92,14 @@ class PFedLA(Algorithm):
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         layers, models = layers_of(clients.task.network), Models(server, clients.context.num_clients)
         networks = {i: self.network_of(server, i) for i in cohort}
+        drawn = [self.weights(networks[i], i) for i in cohort]
         sent = {}
-        for i in cohort:
-            weights, retained = self.weights(networks[i], i)
+        for i, mixed, (_, retained) in zip(cohort, models.mixtures([w for w, _ in drawn], layers), drawn, strict=True):
             names = [name for layer, of_layer in layers.items() if layer not in retained for name in of_layer]
-            sent[i] = part(models.mixture(weights, layers), names)
+            sent[i] = part(mixed, names)
         trained = clients.map(self.local_update, cohort, {}, {i: {"model": model} for i, model in sent.items()})
-        products = {}
-        for i, reply in trained.items():
-            change = subtract(sent[i], part(reply["model"], sent[i]))
-            if found := models.products(change, layers, clients.task.network):
-                products[str(i)] = found
+        changes = {str(i): subtract(sent[i], part(reply["model"], sent[i])) for i, reply in trained.items()}
+        products = models.products(changes, layers, clients.task.network)
         learned: Tree = {}
         if products:
             learned = clients.on_server(
@@ -171,10 +168,8 @@ class PFedLA(Algorithm):
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
         """Each client's mixture; for newcomers the mean of all clients' models."""
         models, layers = Models(server, context.num_clients), by_layer(server["model"])
-        found = {}
-        for i in range(context.num_clients):
-            weights, _ = self.weights(self.network_of(server, i), i)
-            found[i] = {"mixture": models.mixture(weights, layers)}
+        weights = [self.weights(self.network_of(server, i), i)[0] for i in range(context.num_clients)]
+        found = {i: {"mixture": mixed} for i, mixed in enumerate(models.mixtures(weights, layers))}
         return {"model": models.mean()}, found
 
     async def join(self, client: Client, server: Tree) -> Tree:
@@ -199,29 +194,33 @@ class Models:
         self._places = torch.full((count,), len(own))
         self._places[torch.tensor([int(i) for i in own], dtype=torch.long)] = torch.arange(len(own))
 
-    def mixture(self, weights: Mapping[str, Tensor], layers: Layers) -> Tree:
-        """sum_j a_j^l w_j^l in each layer l; tensors in the order of a model."""
-        found: Tree = {}
-        for layer, names in layers.items():
-            shares = weights[layer].double().cpu()
-            shares = shares / shares.sum()  # of equal models the mixture is that model also in single precision
-            collected = torch.zeros(len(self._trees), dtype=torch.float64).index_add(0, self._places, shares)
-            found |= weighted_sum([part(tree, names) for tree in self._trees], collected.tolist())
-        return part(found, self._trees[-1])
+    def mixtures(self, weights: Sequence[Mapping[str, Tensor]], layers: Layers) -> list[Tree]:
+        """sum_j a_ij^l w_j^l in each layer l, for each i of ``weights``; tensors in the order of a model."""
+        found: list[Tree] = [{} for _ in weights]
+        for layer, names in layers.items() if weights else ():
+            shares = torch.stack([own[layer].double().cpu() for own in weights])
+            shares = shares / shares.sum(1, keepdim=True)  # of equal models mixtures are that model in float32, too
+            collected = torch.zeros(len(weights), len(self._trees), dtype=torch.float64)
+            collected.index_add_(1, self._places, shares)
+            for own, mixed in zip(found, weighted_sums([part(t, names) for t in self._trees], collected), strict=True):
+                own |= mixed
+        return [part(own, self._trees[-1]) for own in found]
 
     def mean(self) -> Tree:
         """The mean of all, those that have not trained among them."""
         shares = torch.bincount(self._places, minlength=len(self._trees)).double() / len(self._places)
         return weighted_sum(self._trees, shares.tolist())
 
-    def products(self, change: Tree, layers: Layers, network: Network) -> dict[str, Tensor]:
-        """<Delta^l, w_j^l> for all clients j and each layer of which parameters were sent, of shape (K,)."""
-        found = {}
+    def products(self, changes: Mapping[str, Tree], layers: Layers, network: Network) -> dict[str, dict[str, Tensor]]:
+        """<Delta_i^l, w_j^l> for each i, each layer l of which it was sent parameters, and all j, of shape (K,)."""
+        found: dict[str, dict[str, Tensor]] = {}
         for layer, names in layers.items():
-            sent = [name for name in names if name in change and name in network.parameter_names]
-            if sent:
-                of_each = [sum(torch.sum(change[name] * tree[name]) for name in sent) for tree in self._trees]
-                found[layer] = torch.stack([torch.as_tensor(value) for value in of_each])[self._places]
+            of_all = {name: torch.stack([tree[name].flatten() for tree in self._trees]) for name in names}
+            for i, change in changes.items():
+                sent = [name for name in names if name in change and name in network.parameter_names]
+                if sent:
+                    of_each = sum((of_all[name] * change[name].flatten()).sum(1) for name in sent)
+                    found.setdefault(i, {})[layer] = torch.as_tensor(of_each)[self._places]
         return found
 
 

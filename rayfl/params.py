@@ -22,6 +22,9 @@ Number = int | float
 TINY = 1e-12
 """The smallest product of squared norms that a cosine is divided by."""
 
+_CACHED_NUMBERS = 1 << 15
+"""Numbers of float64 that a processor's cache holds beside others."""
+
 _WORD = np.dtype([("bfloat16", np.int16)])
 
 _INNER = (dict, Mapping)
@@ -128,6 +131,37 @@ def weighted_sum(trees: Sequence[Mapping[str, Any]], weights: Sequence[float]) -
         return total.to(parts[0].dtype)
 
     return map_leaves(add, *(tree for tree, _ in taken))
+
+
+def weighted_sums(trees: Sequence[Mapping[str, Any]], weights: Tensor) -> list[Tree]:
+    """Several weighted sums of the same trees: ``sum_j weights[i, j] * trees[j]`` for each i.
+
+    As :func:`weighted_sum` of each row, in one pass over the trees for many rows.
+
+    Args:
+        trees: J trees of one structure.
+        weights: float64 of shape (I, J).
+
+    Returns:
+        I trees.
+    """
+    taken = weights.any(0).nonzero()[:, 0].tolist()
+
+    def add(*parts: Tensor) -> list[Tensor]:
+        first, sums = parts[0], list[Tensor]()
+        # Few rows at a time, so that their sums stay in a processor's cache while all trees are added.
+        count = max(_CACHED_NUMBERS // max(first.numel(), 1), 1)
+        for begin in range(0, len(weights), count):
+            rows = weights[begin : begin + count].to(first.device)
+            total = torch.zeros(len(rows), *first.shape, dtype=torch.float64, device=first.device)
+            shares = rows.view(*rows.shape, *[1] * first.dim())
+            for j in taken:
+                total.addcmul_(shares[:, j], parts[j].to(torch.float64))
+            sums += [one.to(first.dtype, copy=True) for one in total]
+        return sums
+
+    sums = map_leaves(add, *trees)
+    return [map_leaves(lambda of_all, i=i: of_all[i], sums) for i in range(len(weights))]
 
 
 def inner_product(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Tensor:

@@ -28,9 +28,10 @@ from rayfl.params import (
     tensors,
     to_numpy,
     weighted_sum,
+    weighted_sums,
     zeros_like,
 )
-from tests.support.toys import assert_equal
+from tests.support.toys import assert_close, assert_equal
 from tests.support.trees import tensors_of, trees
 
 
@@ -95,6 +96,28 @@ def test_a_weighted_sum_is_taken_in_float64_and_leaves_out_what_has_no_weight(dt
     assert torch.equal(found, (torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64) @ wide).to(dtype))
     broken = {"a": {"w": torch.full((2,), float("nan"), dtype=dtype)}}
     assert_equal(weighted_sum([broken, trees[1]], [0, 1.0]), trees[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cached", [1, 7, 1 << 15])
+def test_several_weighted_sums_are_those_of_each_row(
+    dtype: torch.dtype, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayfl.params._CACHED_NUMBERS", cached)
+    drawn = torch.Generator().manual_seed(0)
+    trees = [
+        {"a": {"w": torch.randn(3, 2, generator=drawn, dtype=dtype)}, "b": torch.randn((), generator=drawn).to(dtype)}
+        for _ in range(5)
+    ]
+    weights = torch.rand(4, 5, generator=drawn, dtype=torch.float64)
+    weights[:, 2] = 0
+    weights[3] = torch.eye(5)[1]
+    found = weighted_sums(trees, weights)
+    assert len(found) == 4
+    for tree, row in zip(found, weights.tolist(), strict=True):
+        assert_close(tree, weighted_sum(trees, row), 1e-15 if dtype == torch.float64 else 1e-7)
+    assert_equal(found[3], trees[1])
+    assert weighted_sums(trees, weights[:0]) == []
 
 
 def test_corresponding_leaves_are_found_by_name_not_by_order() -> None:

@@ -57,19 +57,23 @@ class Job:
     started: Mapping[int, int] = field(default_factory=dict)
     official: bool = False
 
-    def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[int, dict[str, Tensor]]:
         """Returns the tensors that more than one of some clients received, by client and path.
 
         Args:
             clients: ids of the clients.
             received: tensors by the ``id`` of the array that they were made from, see :func:`rayfl.params.from_numpy`.
         """
-        seen: dict[int, int] = {}
-        found: dict[str, Tensor] = {}
+        owners: dict[int, set[int]] = {}
         for client in clients:
-            for path, leaf in leaves(self.payloads.get(client, {})):
-                if id(leaf) in received and seen.setdefault(id(leaf), client) != client:
-                    found[f"{client}/{path}"] = received[id(leaf)]
+            for _, leaf in leaves(self.payloads.get(client, {})):
+                if id(leaf) in received:
+                    owners.setdefault(id(leaf), set()).add(client)
+        found = {}
+        for client in clients:
+            of_client = leaves(self.payloads.get(client, {}))
+            if own := {path: received[id(leaf)] for path, leaf in of_client if len(owners.get(id(leaf), ())) > 1}:
+                found[client] = own
         return found
 
 

@@ -111,12 +111,16 @@ class Procedures:
             return dict.fromkeys(ids, error)
         clients, coroutines, failed = self._start(ids, states, payloads)
         before = {id: Signature(client.state) for id, client in clients.items()}
-        shared = {"what is sent to all clients": WriteGuard(self._common, own.recorded)}
-        if several := job.common_to_several(ids, received):
-            shared["what is sent to several clients"] = WriteGuard(several, own.recorded)
+        common = {"what is sent to all clients": WriteGuard(self._common, own.recorded)}
+        # A client can reach what it was sent itself, so no turn costs a look at what all of the others share.
+        several = job.common_to_several(ids, received)
+        shared = {
+            id: {**common, "what is sent to several clients": WriteGuard(tensors, own.recorded)}
+            for id, tensors in several.items()
+        }
 
         def check_inputs(id: int) -> None:
-            self._check_shared(shared, id)
+            self._check_shared(shared.get(id, common), id)
 
         outgoing = Outgoing(own, job, self._common, clients)
         own.running.begin(list(clients))

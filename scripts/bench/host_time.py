@@ -1,6 +1,7 @@
 """What the host does in a round of many tiny clients, as a Markdown table.
 
-    OMP_NUM_THREADS=1 python scripts/bench/host_time.py [--clients N] [--rounds N] [--profile METHOD] [--on-ray]
+    OMP_NUM_THREADS=1 python scripts/bench/host_time.py [--clients N] [--rounds N] [--methods A,B] [--on-ray]
+    OMP_NUM_THREADS=1 python scripts/bench/host_time.py --profile METHOD
 
 Every client has ten samples and takes one step; a model has some thirty numbers. So nearly all of the time is what
 surrounds the steps: draws, plans, states, stacks, sums. Everything runs in this process and in one thread, with all
@@ -33,8 +34,7 @@ from actors.federation.hosts import Hosts
 from actors.hosting.host import ClientHost
 from actors.hosting.state import ClientStates
 from actors.processes.pool import InlinePool
-from algorithms.fedavg import FedAvg
-from algorithms.superfed import SuPerFed
+from algorithms.registry import METHODS
 from rayfl.data.federated import FederatedDataset
 from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
@@ -46,7 +46,7 @@ from rayfl.randomness import RandomStreams
 
 SPEC = InputSpec("image", (1, 1, 4), 3)
 SAMPLES = 10
-METHODS: dict[str, Any] = {"fedavg": FedAvg(), "superfed": SuPerFed(start=0.0)}
+OPTIONS: dict[str, dict[str, Any]] = {"superfed": {"start": 0.0}}  # two models from the first round on
 
 
 class Tiny(FederatedDataset):
@@ -72,7 +72,8 @@ class Tiny(FederatedDataset):
 class Rounds:
     """Rounds of a method in which all clients take part, without scores."""
 
-    def __init__(self, method: Any, clients: int) -> None:
+    def __init__(self, name: str, clients: int) -> None:
+        method = METHODS[name](**OPTIONS.get(name, {}))
         train = TrainConfig(rounds=1000, clients_per_round="all", local_epochs=1, batch_size=SAMPLES, lr=0.1)
         task = Classification(TwoNN(hidden=(4,)).network(SPEC))
         context = RoundContext(0, train.rounds, clients, train, RandomStreams(0))
@@ -132,7 +133,7 @@ def on_ray(name: str, clients: int, rounds: int) -> float:
         settings: dict[str, Any] = {
             "name": "run", "storage_path": folder, "dataset": {"name": "custom", "function": "host_time:scored"},
             "model": {"name": "two_nn", "hidden": [4]},
-            "algorithm": {"name": name, **({"start": 0.0} if name == "superfed" else {})},
+            "algorithm": {"name": name, **OPTIONS.get(name, {})},
             "train": {"rounds": rounds + 2, "clients_per_round": "all", "batch_size": SAMPLES, "lr": 0.1},
             "engine": {"mode": "vectorized", "width": clients},
             "evaluation": {"every": rounds + 2}, "tracking": {"tensorboard": False},
@@ -147,23 +148,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--methods", default="fedavg,superfed", help="names, separated by commas")
     parser.add_argument("--profile", choices=METHODS)
     parser.add_argument("--on-ray", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.profile:
-        rounds = Rounds(METHODS[arguments.profile], arguments.clients)
+        rounds = Rounds(arguments.profile, arguments.clients)
         rounds.play()
         with cProfile.Profile() as profile:
             rounds.play()
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
         return
     print(f"| method | seconds a round of {arguments.clients:,} clients |\n|---|--:|")
-    for name, method in METHODS.items():
+    for name in arguments.methods.split(","):
         if arguments.on_ray:
             print(f"| {name} | {on_ray(name, arguments.clients, arguments.rounds):.3f} |", flush=True)
             continue
-        rounds = Rounds(method, arguments.clients)
+        rounds = Rounds(name, arguments.clients)
         rounds.play()
         print(f"| {name} | {min(rounds.play() for _ in range(arguments.rounds)):.3f} |", flush=True)
     gc.unfreeze()  # or libraries that look for leaks at the end would find some

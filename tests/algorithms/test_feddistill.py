@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.feddistill import FedDistill, targets
+from algorithms.feddistill import FedDistill, Targets
 from algorithms.local import Local
 from rayfl.engine.classification import Classification
 from rayfl.engine.settings import TrainConfig
@@ -90,14 +90,14 @@ def test_inv_fd_4_of_two_clients_with_a_class_each_is_taught_by_the_other() -> N
     toy.step([0, 1, 2])
     tables = toy.server["tables"]
     for client, classes, rows in ((0, {1, 2}, {1: 1}), (1, {0, 1, 2}, {0: 0, 1: 0, 2: 2}), (2, {0, 1, 2}, {2: 1})):
-        found = targets(tables, without=str(client))
+        found = Targets(tables).without(str(client))
         assert {int(y) for y in found["exist"].nonzero()[:, 0]} == classes
         for y, other in rows.items():
             assert_equal(found["means"][y], tables[str(other)]["means"][y])
-    everybody = targets(tables, without=None)
+    everybody = Targets(tables).without(None)
     assert_close(everybody["means"][1], (tables["0"]["means"][1] + tables["1"]["means"][1]) / 2, 1e-12)
     # who was not in the cohort is taught by all that were
-    assert_equal(targets(tables, without="7"), everybody)
+    assert_equal(Targets(tables).without("7"), everybody)
 
 
 def test_inv_fd_5_rows_of_probabilities_sum_to_one() -> None:

@@ -93,7 +93,7 @@ def test_clients_at_work_together_find_it_in_one_place(jobs: list[Job]) -> None:
 @pytest.mark.parametrize("guilty", [0, 1, 2])
 def test_nobody_may_write_to_it(guilty: int, jobs: list[Job]) -> None:
     toy = toy_of(guilty=guilty)
-    named = rf"client {guilty}, .*'./peers/./head\.bias' of what is sent to several clients"
+    named = rf"client {guilty}, .*'peers/./head\.bias' of what is sent to several clients"
     with pytest.raises(ClientError, match=named):
         toy.step()
 
