@@ -5,10 +5,12 @@ from __future__ import annotations
 from algorithms.apfl import APFL
 from algorithms.apple import APPLE
 from algorithms.base import Algorithm
+from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
+from algorithms.fedadmm import FedADMM
 from algorithms.fedala import FedALA
 from algorithms.fedalt import FedALT
 from algorithms.fedamp import FedAMP
@@ -20,6 +22,7 @@ from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddistill import FedDistill
@@ -92,6 +95,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedLC,
         FedDecorr,
         FedSAM,
+        CCVR,
         FedGH,
         FedGen,
         FedDistill,
@@ -129,6 +133,8 @@ METHODS: dict[str, type[Algorithm]] = {
         FedEM,
         Ditto,
         FedDyn,
+        FedDC,
+        FedADMM,
         FedMe,
         FedPHP,
         FML,

@@ -5,7 +5,7 @@ neither on the number of actors nor on the order in which they work, and a resta
 restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``init.projection``, ``init.architecture``,
 ``init.hyper``, ``init.generator``, ``init.adapters``, ``ranks``, ``split``, ``holdout``, ``sampling``, ``batches``,
 ``digest``, ``augment``, ``mix``, ``dropout``, ``coin``, ``public``, ``noise``, ``clients``, ``server``, ``datastore``,
-``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``;
+``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``, ``virtual``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """
 

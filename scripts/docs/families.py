@@ -30,7 +30,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the one model of all": (
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
         *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
-        *("flora",),
+        *("flora", "feddc", "fedadmm", "ccvr"),
     ),
     "a model without federation": ("local", "centralized"),
 }

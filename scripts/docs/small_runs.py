@@ -16,9 +16,11 @@ EVERY = 2
 ROUNDS = 30
 """Rounds of the longest run."""
 NEEDS = {
+    "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
     "fedbn": "model=resnet9 train.local_epochs=1",
     "fedbuff": "system=sampled system.mode=buffered",
+    "feddc": "train.momentum=0",
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",

@@ -160,6 +160,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
 
 
 HEAD_NEEDED = {
+    "ccvr",
     "fedgen",
     "fedgh",
     "floco",

@@ -29,6 +29,7 @@ from tests.algorithms.test_options import (
 from tests.support.toys import Toy
 
 LATER = {
+    ("ccvr", "calibrate_every"): "the last round calibrates in any case",
     ("cfl", "linkage"): "of the small run's splits there is one way",
     ("cfl", "split_from"): "the round is over",
     ("ditto", "unseen"): "for clients never sampled, of which there are none",

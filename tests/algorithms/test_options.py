@@ -25,6 +25,7 @@ from tests.support.toys import ListDataset, Toy, random_clients
 
 BASES: dict[str, dict[str, Any]] = {
     "apple": {"relation_lr": 0.05, "relation_share": 0.9},
+    "ccvr": {"virtual_features": 5, "server_epochs": 2},
     "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 0},
     "fedala": {"start_threshold": None, "start_passes": 2, "weight_lr": 0.5},
     "fedamp": {"sigma": 2.0, "alpha": 20.0, "alpha_every": 1, "alpha_min": 0.3},

@@ -42,6 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedexp": {"name": "fedexp", "finetune_epochs": 1},
     "fednova": {"name": "fednova"},
     "fedntd": {"name": "fedntd"},
+    "ccvr": {"name": "ccvr", "virtual_features": 20, "calibrate_every": 2},
     "fedgh": {"name": "fedgh"},
     "fedtgp": {"name": "fedtgp", "server_epochs": 5},
     "feddistill": {"name": "feddistill"},
@@ -73,6 +74,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "hypcluster": {"name": "hypcluster", "clusters": 3},
     "ditto": {"name": "ditto", "unseen": "global"},
     "feddyn": {"name": "feddyn", "alpha": 0.1},
+    "fedadmm": {"name": "fedadmm", "rho": 0.1},
+    "feddc": {"name": "feddc", "alpha": 0.1},
     "fedme": {"name": "fedme", "cluster_rounds": [1], "initial_epochs": 1, "finetune_epochs": 1},
     "fedphp": {"name": "fedphp", "transfer": "mmd", "transfer_weight": 0.1},
     "fml": {"name": "fml", "persist_private_optimizer": True},
@@ -144,6 +147,7 @@ def each_method(names: Iterable[str] = METHODS, quick: Collection[str] = KINDS) 
 
 TRAIN: dict[str, dict[str, Any]] = {
     "scaffold": {"momentum": 0.0},
+    "feddc": {"momentum": 0.0},
     "pfedme": {"momentum": 0.0},
     "l2gd": {"momentum": 0.0, "clients_per_round": "all"},
     "fedme": {"clients_per_round": "all"},

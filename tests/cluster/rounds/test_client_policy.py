@@ -54,10 +54,10 @@ def assert_same_but_for_the_note(left: Outcome, right: Outcome) -> None:
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure: str | None = None) -> None:
-    """Makes clients fail by (round, client), in one procedure or in all but FLOCO's pass over all clients."""
+    """Makes clients fail by (round, client), in one procedure or in all but those that ask all clients."""
 
     def failing(own: Equipment, job: Job, client: Client, *others: Any) -> ClientResult:
-        meant = job.procedure == procedure if procedure else job.procedure not in ("signal", "predictors")
+        meant = job.procedure == procedure if procedure else job.procedure not in ("signal", "moments", "predictors")
         if (job.round, client.id) in plan and meant:
             raise RuntimeError("made up")
         return found_of(own, job, client, *others)
@@ -138,6 +138,19 @@ def test_floco_needs_every_client_only_where_it_assigns_points(tmp_path: Path, m
     fail(monkeypatch, {(2, sampled[2][0])}, "signal")
     with pytest.raises(ClientError, match=r"signal: .*needs every one of its clients"):
         rayfl.run(config | {"name": "again"})
+
+
+def test_ccvr_needs_every_client_only_where_it_calibrates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_experiment(tmp_path, "ccvr", "ccvr", backend="inline") | {"clients": SKIP}
+    last = cohorts(config)[3]
+    away = next(client for client in range(6) if client not in last)
+    for client in (last[0], away):
+        with monkeypatch.context() as patch:
+            fail(patch, {(2, client), (3, client)}, "moments")
+            with pytest.raises(
+                ClientError, match=rf"client {client}, round 4, moments: .*needs every one of its clients"
+            ):
+                rayfl.run(config)
 
 
 def test_a_client_whose_evaluation_fails_is_missing_in_that_evaluation_only(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
+from algorithms.fedadmm import FedADMM
 from algorithms.fedavg import FedAvg
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
+from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddyn import FedDyn
@@ -58,8 +61,33 @@ GLOBAL_MODELS = {
     "fedlc": Case(FedLC(finetune_epochs=1)),
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
+    "ccvr": Case(
+        CCVR(virtual_features=20, calibrate_every=3, finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "counts", "sums", "products"},
+        one_layer=False,
+        steady=False,
+    ),
+    "ccvr-often": Case(
+        CCVR(virtual_features=20, calibrate_every=1),
+        uploads=lambda network: {*network.parameter_names, "counts", "sums", "products"},
+        averages=False,
+        one_layer=False,
+        steady=False,
+    ),
     "scaffold": Case(Scaffold(momentum_on_corrected=True), down=twice, up=twice, private=frozenset({"control"})),
     "feddyn": Case(FedDyn(alpha=0.1), private=frozenset({"displacement"}), averages=False),
+    "fedadmm": Case(FedADMM(rho=0.1), private=frozenset({"primal", "dual"}), averages=False),
+    "fedadmm-own": Case(
+        FedADMM(rho=0.1, server_lr=0.6, start="own"), private=frozenset({"primal", "dual"}), averages=False
+    ),
+    "feddc": Case(
+        FedDC(alpha=0.1),
+        down=twice,
+        up=twice,
+        private=frozenset({"drift", "update"}),
+        averages=False,
+        train={"momentum": 0.0},
+    ),
     "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
     "fedgen": Case(
         FedGen(label_weight=1, feature_weight=1, noise_dim=4, generator_hidden=8, generator_steps=5, finetune_epochs=1),
