@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,8 +17,9 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves, num_bytes, subtract, tensors
-from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
-from tests.support.toys import CPU, Toy, assert_close, assert_equal, quadratic_clients, random_clients
+from tests.support.both_modes import assert_modes_agree
+from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
+from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients
 
 SIZES = (9, 12, 6, 10)
 TRAIN = TrainConfig(
@@ -32,19 +32,6 @@ STARTS = pytest.mark.parametrize("start", ["received", "own"])
 
 def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:
     return Toy(algorithm, random_clients(SIZES), **{"task": two_layers(), "train": train, **options})
-
-
-def exact(rho: float, points: tuple[float, ...] = (0.0, 4.0), initial: float = 1.0, **options: Any) -> Toy:
-    """QUAD, on which one full-batch step of length 1 / (1 + rho) minimises L_i, wherever it starts."""
-    train = TrainConfig(rounds=9, clients_per_round=1, local_epochs=1, batch_size=None, lr=1 / (1 + rho))
-    data = quadratic_clients(points, range(1, len(points) + 1))
-    return Toy(FedADMM(rho=rho, **options), data, Quadratic(start=initial), train)
-
-
-def scalars(toy: Toy, client: int) -> tuple[float, float]:
-    """w_i and y_i of a client of QUAD that has taken part."""
-    state = toy.states()[client]
-    return float(state["primal"]["theta"]), float(state["dual"]["theta"])
 
 
 def augmented(toy: Toy, initial: Tree) -> list[Tree]:
@@ -149,75 +136,6 @@ def test_inv_admm_4_the_first_round_is_fedprox_and_as_rho_vanishes_fedavg(start:
         assert_close(admm.step([0, 2, 3])["model"], plain.step([0, 2, 3])["model"], 1e-11)
 
 
-@STARTS
-@pytest.mark.parametrize("rho", [0.01, 0.5, 3.0])
-def test_inv_admm_5_after_an_exact_solve_the_dual_is_the_negative_gradient(rho: float, start: Any) -> None:
-    points = (0.0, 4.0, -3.0)
-    toy = exact(rho, points, start=start, server_lr=1.0)
-    known = dict.fromkeys(range(3), (1.0, 0.0))
-    for cohort in ([0, 1], [1, 2], [0, 1, 2], [0]):
-        theta = float(toy.server["model"]["theta"])
-        toy.step(cohort)
-        moved = 0.0
-        for k in cohort:
-            w = (points[k] - known[k][1] + rho * theta) / (1 + rho)
-            moved += w + (points[k] - w) / rho - known[k][0] - known[k][1] / rho
-            known[k] = w, points[k] - w
-            assert abs(scalars(toy, k)[0] - w) < 1e-11
-            assert abs(scalars(toy, k)[1] - (points[k] - w)) < 1e-11
-        assert abs(float(toy.server["model"]["theta"]) - theta - moved / len(cohort)) < 1e-9
-
-
-@STARTS
-@pytest.mark.parametrize(("eta", "place"), [(1.0, 3.0), (None, 3.0), (1.0, 2.0)])
-@pytest.mark.parametrize("rho", [0.01, 0.5, 3.0])
-def test_inv_admm_6_fixed_point(rho: float, eta: float | None, place: float, start: Any) -> None:
-    """Where w_i = theta and y_i = -grad f_i nothing moves, whoever takes part; 3 is the minimum of the mean loss."""
-    points = (0.0, 4.0, 5.0)
-    toy = exact(rho, points, initial=place, start=start, server_lr=eta)
-    number = {k: torch.tensor([a - place], dtype=torch.float64) for k, a in enumerate(points)}
-    for k, dual in number.items():
-        primal = torch.tensor([place], dtype=torch.float64)
-        toy.client_hosts[0].states.replace(k, {"primal": {"theta": primal}, "dual": {"theta": dual}}, 0)
-    for cohort in ([0, 1, 2], [1], [0, 2]):
-        assert abs(float(toy.step(cohort)["model"]["theta"]) - place) < 1e-11
-        for k, a in enumerate(points):
-            assert abs(scalars(toy, k)[0] - place) < 1e-11
-            assert abs(scalars(toy, k)[1] - (a - place)) < 1e-11
-
-
-def test_rounds_by_hand() -> None:
-    for eta, second in ((1.0, 23 / 9), (None, 22 / 9)):
-        toy = exact(0.5, server_lr=eta)
-        assert abs(float(toy.step([0, 1])["model"]["theta"]) - 7 / 3) < 1e-12
-        assert abs(scalars(toy, 0)[0] - 1 / 3) < 1e-12 and abs(scalars(toy, 0)[1] + 1 / 3) < 1e-12
-        assert abs(scalars(toy, 1)[0] - 3) < 1e-12 and abs(scalars(toy, 1)[1] - 1) < 1e-12
-        assert abs(float(toy.step([1])["model"]["theta"]) - second) < 1e-12
-        assert abs(scalars(toy, 1)[0] - 25 / 9) < 1e-12 and abs(scalars(toy, 1)[1] - 11 / 9) < 1e-12
-
-
-def test_a_first_message_in_a_later_round_is_measured_from_the_initial_theta() -> None:
-    toy = exact(0.5, server_lr=1.0)
-    assert abs(float(toy.step([0])["model"]["theta"]) + 1 / 3) < 1e-12
-    assert abs(float(toy.step([1])["model"]["theta"]) - 37 / 9) < 1e-12
-
-
-def test_training_starts_where_it_is_told_to() -> None:
-    """One short step of QUAD's gradient from there."""
-    train = TrainConfig(rounds=9, clients_per_round=1, local_epochs=1, batch_size=None, lr=0.1)
-    for start in ("received", "own"):
-        toy = Toy(FedADMM(rho=0.5, start=start), quadratic_clients((0.0, 4.0), (1, 2)), Quadratic(), train)  # type: ignore[arg-type]
-        w, y = 1.0, 0.0
-        for cohort in ([0, 1], [1], [0, 1]):
-            theta = float(toy.server["model"]["theta"])
-            toy.step(cohort)
-            if 0 in cohort:
-                begin = w if start == "own" else theta
-                w = begin - 0.1 * (begin - 0.0 + y + 0.5 * (begin - theta))
-                y = y + 0.5 * (w - theta)
-                assert abs(scalars(toy, 0)[0] - w) < 1e-12 and abs(scalars(toy, 0)[1] - y) < 1e-12
-
-
 def test_objective_has_the_papers_gradient() -> None:
     """grad f_i + y_i + rho (w - theta)."""
     task, rho = two_layers(), 0.3
@@ -247,40 +165,10 @@ def test_a_step_of_the_server_with_which_theta_may_run_away_is_told() -> None:
     assert said.startswith("algorithm.server_lr is 0.6, more than |S|/m = 0.5")
 
 
-def test_what_theta_moves_by_comes_back_times_eta_m_over_the_cohort() -> None:
-    """Clients that follow theta, in turn: after a push theta moves on evenly with |S|/m, ever faster with eta = 1."""
-    train = TrainConfig(rounds=9, clients_per_round=1, local_epochs=0)
-    far = {}
-    for eta in (None, 1.0):
-        toy = Toy(FedADMM(server_lr=eta), quadratic_clients((0.0, 4.0), (1, 2)), Quadratic(start=0.0), train)
-        toy.server = {"model": {"theta": torch.ones(1, dtype=torch.float64)}}
-        far[eta] = [float(toy.step([number % 2])["model"]["theta"]) for number in range(12)]
-    speeds = {eta: [after - before for before, after in pairwise(thetas)] for eta, thetas in far.items()}
-    assert max(speeds[None][-4:]) < 1.01 * min(speeds[None][-4:])
-    assert speeds[1.0][-1] > 3 * speeds[1.0][-4] > 100
-
-
 @STARTS
 @pytest.mark.parametrize("double", [True, False])
 def test_vectorized_agrees_with_looped(start: Any, double: bool) -> None:
-    dtype, atol = (torch.float64, 1e-10) if double else (torch.float32, 1e-5)
-    looped, stacked = (
-        Toy(
-            FedADMM(rho=0.3, server_lr=None, start=start),
-            random_clients(SIZES, dtype=dtype),
-            two_layers(double=double),
-            TRAIN,
-            mode=mode,
-        )
-        for mode in ("looped", "vectorized")
-    )
-    for cohort in ([0, 1, 2], [1, 3], [0, 1, 2, 3], [2]):
-        before = looped.states()
-        assert_close(looped.step(cohort), stacked.step(cohort), atol)
-        assert all(leaf.dtype == dtype for leaf in tensors(stacked.server))
-        for client in set(before) - set(cohort):
-            assert_equal(looped.states()[client], before[client])
-    assert_close(looped.states(), stacked.states(), atol)
+    assert_modes_agree(FedADMM(rho=0.3, start=start), SIZES, TRAIN, double, 1e-10 if double else 1e-5)
 
 
 @STARTS

@@ -14,6 +14,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves, num_bytes, subtract, tensors
+from tests.support.both_modes import assert_modes_agree
 from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
@@ -204,24 +205,8 @@ def test_own_alpha_is_the_clients_and_costs_a_number() -> None:
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("double", [True, False])
 def test_vectorized_agrees_with_looped(adaptive: bool, double: bool) -> None:
-    dtype = torch.float64 if double else torch.float32
-    looped, stacked = (
-        Toy(
-            FedDyn(alpha=0.3, alpha_adaptive=adaptive),
-            random_clients(SIZES, dtype=dtype),
-            two_layers(double=double),
-            TRAIN,
-            mode=mode,
-        )
-        for mode in ("looped", "vectorized")
-    )
-    for cohort in ([0, 1, 2], [1, 3], [0, 1, 2, 3], [2]):
-        before = looped.states()
-        assert_close(looped.step(cohort), stacked.step(cohort), 1e-10 if double else 1e-4)
-        assert all(leaf.dtype == dtype for leaf in tensors(stacked.server))
-        for client in set(before) - set(cohort):
-            assert_equal(looped.states()[client], before[client])
-    assert_close(looped.states(), stacked.states(), 1e-10 if double else 1e-4)
+    algorithm = FedDyn(alpha=0.3, alpha_adaptive=adaptive)
+    assert_modes_agree(algorithm, SIZES, TRAIN, double, 1e-10 if double else 1e-4)
 
 
 @pytest.mark.parametrize("idle", [{"local_epochs": 0}, {"lr": 0.0}])
