@@ -215,10 +215,10 @@ class Models:
         """<Delta_i^l, w_j^l> for each i, each layer l of which it was sent parameters, and all j, of shape (K,)."""
         found: dict[str, dict[str, Tensor]] = {}
         for layer, names in layers.items():
-            of_all = {name: torch.stack([tree[name].flatten() for tree in self._trees]) for name in names}
+            learned = [name for name in names if name in network.parameter_names]
+            of_all = {name: torch.stack([tree[name].flatten() for tree in self._trees]) for name in learned}
             for i, change in changes.items():
-                sent = [name for name in names if name in change and name in network.parameter_names]
-                if sent:
+                if sent := [name for name in learned if name in change]:
                     of_each = sum((of_all[name] * change[name].flatten()).sum(1) for name in sent)
                     found.setdefault(i, {})[layer] = torch.as_tensor(of_each)[self._places]
         return found

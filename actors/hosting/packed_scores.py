@@ -15,7 +15,7 @@ _Form = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class PackedScores(NamedTuple):
-    """Scores in two arrays.
+    """Scores in one array.
 
     Attributes:
         owners: the clients, or pieces.

@@ -20,6 +20,10 @@ from rayfl.examples import InputSpec
 from tests.support.plans import GIB, LOOPED, MEASURED, ON_CPU, STACKED, experiment, plan
 
 
+def over_a_base(config: ExperimentConfig) -> ExperimentConfig:
+    return ExperimentConfig.model_validate(config.model_dump() | {"model": {"name": "pretrained", "folder": "x"}})
+
+
 def test_several_actors_share_a_gpu_if_clients_are_trained_one_by_one() -> None:
     found = plan(experiment(actors_per_gpu="auto"), LOOPED)
     assert (found.options.per_gpu, found.options.count, found.options.num_gpus) == (8, 16, 0.125)  # 8 CPUs a GPU
@@ -39,8 +43,7 @@ def test_actors_share_a_gpu_if_each_has_many_stacked_clients() -> None:
     assert plan(shared, small, clients=1000, m=260).options.per_gpu == 2  # 130 clients of a round
     assert plan(shared, replace(STACKED, client_bytes=GIB // 4), clients=1000, m=1000).options.per_gpu == 2  # 140 fit
     assert plan(shared, STACKED, clients=1000, m=1000).options.per_gpu == 1  # 35 fit
-    based = ExperimentConfig.model_validate(shared.model_dump() | {"model": {"name": "pretrained", "folder": "x"}})
-    assert plan(based, small, clients=1000, m=1000).options.per_gpu == 1  # it keeps a GPU at work
+    assert plan(over_a_base(shared), small, clients=1000, m=1000).options.per_gpu == 1  # it keeps a GPU at work
 
 
 def test_the_plan_says_where_actors_could_share_a_gpu() -> None:
@@ -52,6 +55,7 @@ def test_the_plan_says_where_actors_could_share_a_gpu() -> None:
         plan(experiment("auto", actors_per_gpu=2), small, clients=1000, m=1000),
         plan(experiment("auto", num_actors=2), small, clients=1000, m=1000),
         plan(experiment("auto", actors_per_gpu="auto"), small, clients=1000, m=1000),
+        plan(over_a_base(experiment("auto")), LOOPED, clients=1000, m=1000),
     ):
         assert not any("idle" in line for line in other.lines)
 
