@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import check_head, setting
+from algorithms.parts.balanced import log_prior
 from algorithms.parts.heads import head_logits
 from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.partial import part
@@ -20,9 +21,6 @@ from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree, map_leaves
-
-ABSENT = -1e4
-"""In place of log 0: a softmax has the same bits, and what is masked stays finite."""
 
 
 class FedRoD(TrainedNewcomers):
@@ -90,9 +88,7 @@ class FedRoD(TrainedNewcomers):
 
     def prior(self, client: Client, like: Tensor) -> Tensor:
         """log n_y^gamma by class, shape (C,), of the type of ``like``; with gamma = 0 that is 0 for every class."""
-        counts = class_counts(client.examples().y, len(like))
-        present = (counts > 0) | (self.balance_exponent == 0)
-        return torch.where(present, self.balance_exponent * counts.clamp(min=1).log(), ABSENT).to(like)
+        return log_prior(class_counts(client.examples().y, len(like)), self.balance_exponent).to(like)
 
     def objective(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """Both losses, from one forward pass; each reaches its own tensors only."""

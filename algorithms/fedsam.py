@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from algorithms.parts.mixture import parameters
-from algorithms.parts.slopes import buffers, constant_slope
+from algorithms.parts.uphill import loss_uphill, of_length
 from rayfl.engine.tasks import Batch, Task
 from rayfl.engine.terms import Sum, function, loss
-from rayfl.params import Tree, copy
+from rayfl.params import Tree
 
 
 class FedSAM(FineTuned):
@@ -64,15 +62,7 @@ class FedSAM(FineTuned):
         return loss() if self.radius == 0 else function(self._uphill)
 
     def _uphill(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        here, drawn = parameters(model, task), task.network.draws
-        gradient, recorded = constant_slope(model, batch, task)
-        task.network.draws = drawn  # the second pass has the masks of the first
-        apart = self.perturbation({name: leaf.detach() for name, leaf in here.items()}, gradient)
-        moved = {name: leaf + apart[name] for name, leaf in here.items()}
-        value = task.loss({**copy(buffers(model, task)), **moved}, batch)
-        for name, leaf in recorded.items():
-            model[name].copy_(leaf)
-        return value
+        return loss_uphill(model, batch, task, self.perturbation)[0]
 
     def perturbation(self, weights: Tree, gradient: Tree) -> Tree:
         """Returns e, of the shapes of the gradient.
@@ -85,9 +75,7 @@ class FedSAM(FineTuned):
         if self.adaptive:
             scale |= {name: weights[name].abs() + self.weight_floor for name in gradient if not _is_bias(name)}
         scaled = {name: scale[name] * leaf for name, leaf in gradient.items()}
-        norm = torch.stack([leaf.square().sum() for leaf in scaled.values()]).sum().sqrt()
-        # of a gradient of 0 the direction is none
-        length = self.radius / torch.where(norm > 0, norm, 1)
+        length = of_length(self.radius, scaled)
         return {name: length * scale[name] * leaf for name, leaf in scaled.items()}
 
 

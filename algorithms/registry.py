@@ -20,6 +20,7 @@ from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
+from algorithms.fedcm import FedCM
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
 from algorithms.feddc import FedDC
@@ -27,8 +28,10 @@ from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddistill import FedDistill
 from algorithms.feddpa import FedDPA
+from algorithms.feddwa import FedDWA
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
+from algorithms.fedetf import FedETF
 from algorithms.fedexp import FedExP
 from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
@@ -49,7 +52,9 @@ from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
+from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
+from algorithms.fedspeed import FedSpeed
 from algorithms.fedtgp import FedTGP
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
@@ -68,6 +73,7 @@ from algorithms.mapper import Mapper
 from algorithms.moon import MOON
 from algorithms.pefll import PeFLL
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.pfedbayes import PFedBayes
 from algorithms.pfedfda import PFedFDA
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
@@ -93,8 +99,10 @@ METHODS: dict[str, type[Algorithm]] = {
         FedBuff,
         FedNTD,
         FedLC,
+        FedRS,
         FedDecorr,
         FedSAM,
+        FedCM,
         CCVR,
         FedGH,
         FedGen,
@@ -113,6 +121,7 @@ METHODS: dict[str, type[Algorithm]] = {
         LGFedAvg,
         FedRep,
         FedBABU,
+        FedETF,
         FedPAC,
         FedRoD,
         PFedFDA,
@@ -126,6 +135,7 @@ METHODS: dict[str, type[Algorithm]] = {
         MOON,
         PFedSim,
         FedAMP,
+        FedDWA,
         PFedGraph,
         FedFomo,
         APPLE,
@@ -135,6 +145,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedDyn,
         FedDC,
         FedADMM,
+        FedSpeed,
         FedMe,
         FedPHP,
         FML,
@@ -146,6 +157,7 @@ METHODS: dict[str, type[Algorithm]] = {
         PFedLA,
         PeFLL,
         PFedMe,
+        PFedBayes,
         PerFedAvg,
         Mapper,
         L2GD,

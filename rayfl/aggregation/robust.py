@@ -27,7 +27,7 @@ def inner_products(messages: Sequence[Mapping[str, Any]], received: Mapping[str,
     """
     total = torch.zeros(len(messages), len(messages), dtype=torch.float64)
     for path, stack in stacks(messages):
-        changes = (stack - received[path].double()).flatten(1)
+        changes = (stack - received[path].double())[:, None].flatten(1)  # a leaf may be a single number
         total += changes @ changes.T
     return total
 

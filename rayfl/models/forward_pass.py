@@ -13,8 +13,8 @@ from torch._C import _functorch as functorch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from rayfl.errors import ModelError
+from rayfl.models.splitmix import FIRST, GAMMA, SECOND, signed, words
 
-_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _CALL = 0xD1342543DE82EF95
 _LANES = 1 << 16
 
@@ -31,8 +31,6 @@ class ForwardPass:
         padded: whether mini-batches of the step have padding somewhere.
         key: of the step, int64 of shape (); None where there is none: then PyTorch's generator is asked for one.
         calls: how many tensors of random numbers the step has had.
-
-    Source: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014.
     """
 
     def __init__(self) -> None:
@@ -70,7 +68,7 @@ class ForwardPass:
         self.calls += 1
         alone = get_proxy_mode() is None and not is_stacked(key)
         draw = _factors if alone else _opaque_factors
-        return draw(key, _signed(call * _CALL), entries, lanes, like.dtype).view(tuple(shape))
+        return draw(key, signed(call * _CALL), entries, lanes, like.dtype).view(tuple(shape))
 
 
 def _factors(key: Tensor, offset: int, entries: int, lanes: int, dtype: torch.dtype) -> Tensor:
@@ -83,11 +81,7 @@ def _factors(key: Tensor, offset: int, entries: int, lanes: int, dtype: torch.dt
         lanes: how many of 65536 are kept.
         dtype: of the result.
     """
-    counter = torch.arange(-(-entries // 4), device=key.device) * _signed(_GAMMA)
-    bits = counter + (key + offset)[..., None]
-    bits = (bits ^ (bits >> 30 & (1 << 34) - 1)) * _signed(_FIRST)
-    bits = (bits ^ (bits >> 27 & (1 << 37) - 1)) * _signed(_SECOND)
-    bits = bits ^ (bits >> 31 & (1 << 33) - 1)
+    bits = words(key, -(-entries // 4), offset)
     kept = bits.view(torch.int16)[..., :entries] < lanes - _LANES // 2
     return kept.to(dtype).mul_(_LANES / lanes)
 
@@ -128,9 +122,9 @@ def keys_of(seeds: Sequence[int], begun: Sequence[int], steps: int) -> np.ndarra
         steps: how many there are.
     """
     number = np.arange(1, steps + 1, dtype=np.uint64)[:, None] + np.asarray(begun, np.uint64)
-    bits = np.asarray(seeds, np.uint64) + number * np.uint64(_GAMMA)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_FIRST)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_SECOND)
+    bits = np.asarray(seeds, np.uint64) + number * np.uint64(GAMMA)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(FIRST)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(SECOND)
     found: np.ndarray = (bits ^ (bits >> np.uint64(31))).view(np.int64)
     return found
 
@@ -142,8 +136,3 @@ def is_stacked(tensor: Tensor) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
-
-
-def _signed(number: int) -> int:
-    """The 64-bit integer with the same bits."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -10,7 +10,7 @@ from rayfl.naming.printed import PRINTED
 FAMILIES: dict[str, tuple[str, ...]] = {
     "a point in a space of models (a line, a simplex)": ("superfed", "floco", "floco_plus"),
     "a model of its own beside the shared one": (
-        *("ditto", "apfl", "pfedme", "l2gd", "mapper", "fedphp", "flda"),
+        *("ditto", "apfl", "pfedme", "l2gd", "mapper", "fedphp", "flda", "pfedbayes"),
         *("fml", "fedkd"),
     ),
     "a part of the network of its own": (
@@ -18,10 +18,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("feddbe", "pfedfda"),
     ),
     "a mixture of the clients' models": (
-        *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla"),
+        *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
     ),
     "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "fedem"),
-    "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per"),
+    "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per", "fedetf"),
     "a model of its own, taught by outputs, features or heads": (
         *("fedmd", "feddistill", "fedproto", "fedtgp", "fedgh", "fedme"),
     ),
@@ -30,7 +30,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the one model of all": (
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
         *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
-        *("flora", "feddc", "fedadmm", "ccvr"),
+        *("flora", "feddc", "fedadmm", "fedspeed", "fedcm", "fedrs", "ccvr"),
     ),
     "a model without federation": ("local", "centralized"),
 }

@@ -16,7 +16,7 @@ _GREEK = (
     *("eta", "epsilon", "Delta", "Lambda", "Sigma"),
 )
 _NAMES = {**{name: f"\\{name}" for name in _GREEK}, "eps": "\\varepsilon", "phi": "\\varphi"}
-_NAMES |= {"sum": "\\sum"} | {f"{letter}bar": f"\\bar {letter}" for letter in "vwxz"}
+_NAMES |= {"sum": "\\sum"} | {f"{letter}bar": f"\\bar {letter}" for letter in "vwxz"} | {"ghat": "\\hat g"}
 _SYMBOL = re.compile(
     r"(?<![\w$\\^'-])(?<![a-z]\.)([A-Za-z]+)((?:[_^](?:[A-Za-z]+|\d+|\+))*)(?!\w|\^|-|'(?!s\b)|\.[a-z])"
 )

@@ -20,6 +20,7 @@ NEEDS = {
     "cfl": "train.clients_per_round=all",
     "fedbn": "model=resnet9 train.local_epochs=1",
     "fedbuff": "system=sampled system.mode=buffered",
+    "fedcm": "train.momentum=0",
     "feddc": "train.momentum=0",
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
     "fedmd": "holdout.public=200",
@@ -28,6 +29,7 @@ NEEDS = {
     "flora": "algorithm.ranks=[1,2,4]",
     "hetlora": "algorithm.ranks=[1,2,4]",
     "l2gd": "train.clients_per_round=all train.momentum=0",
+    "pfedbayes": "train.momentum=0 algorithm.kl_weight=0.01",
     "pfedme": "train.momentum=0",
     "scaffold": "train.momentum=0",
 }

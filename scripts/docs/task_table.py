@@ -73,6 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "knn_per": {"neighbours": 3},
     "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 1},
     "fedme": {"cluster_rounds": [1], "initial_epochs": 1},
+    "pfedbayes": {"kl_weight": 0.01},
     "pfedme": {"inner_steps": 2},
     "l2gd": {"penalty_weight": 5.0},
     "hypcluster": {"clusters": 2},

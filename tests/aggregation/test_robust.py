@@ -53,6 +53,13 @@ def test_median_and_trimmed_mean_are_those_of_numpy_and_scipy(n: int) -> None:
     np.testing.assert_allclose(found, stats.trim_mean(rows(given), 2 / n, axis=0), atol=1e-6)
 
 
+def test_leaves_may_be_single_numbers_or_empty() -> None:
+    received = {"scale": torch.tensor(2.0), "none": torch.zeros(0)}
+    changes = torch.tensor([0.5, -1.0, 3.0], dtype=torch.float64)
+    trees = [{"scale": 2 + change, "none": torch.zeros(0)} for change in changes]
+    assert_close(inner_products(trees, received), changes[:, None] * changes, 1e-12)
+
+
 def distances(points: np.ndarray) -> np.ndarray:
     found: np.ndarray = ((points[:, None] - points[None]) ** 2).sum(-1)
     return found

@@ -180,7 +180,7 @@ HEAD_NEEDED = {
 }
 
 
-BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedpac", "gpfl", "fedcp", "fedas", "pfedfda"}
+BODY_NEEDED = {"fedper", "lg_fedavg", "fedrep", "fedbabu", "fedetf", "fedpac", "gpfl", "fedcp", "fedas", "pfedfda"}
 
 
 @CASES_OF_KINDS

@@ -34,11 +34,13 @@ FOURS = TRAIN.model_copy(update={"batch_size": 4})
 """Mini-batches whose steps are counted below."""
 WITH_ADAM = FOURS.model_copy(update=ADAM)
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
-NEED_SGD = {"scaffold", "feddc", "pfedme", "l2gd"}
+NEED_SGD = {"scaffold", "feddc", "fedcm", "pfedme", "l2gd"}
 TAKING = {
     name: case
     for name, case in ALGORITHMS.items()
-    if case.algorithm.name not in NEED_SGD and not getattr(case.algorithm, "adaptive", False)
+    if case.algorithm.name not in NEED_SGD
+    and not getattr(case.algorithm, "adaptive", False)
+    and getattr(case.algorithm, "order", "") != "alternating"
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": ADAM,

@@ -134,6 +134,7 @@ METHODS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "feddyn": ({"alpha": 0.1}, {"global", "mean"}),
     "floco": ({"simplex_dimension": 2, "assignment_round": 2}, {"global"}),
     "fedbabu": ({}, {"global"}),
+    "fedetf": ({"alternations": 1}, {"global"}),
     "fedfusion": ({}, {"global"}),
     "fedpac": ({}, {"global"}),
     "superfed": ({"mode": "mm", "start": 0.0}, {"global"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from algorithms.apple import APPLE
 from algorithms.fedamp import FedAMP
 from algorithms.feddistill import FedDistill
+from algorithms.feddwa import FedDWA
 from algorithms.fedfomo import FedFomo
 from algorithms.fedmd import FedMD
 from algorithms.fedproto import FedProto
@@ -15,7 +16,7 @@ from algorithms.pfedhn import PFedHN
 from algorithms.pfedla import PFedLA
 from algorithms.pfedsim import PFedSim
 from tests.support.cases.base import SIZES, Case
-from tests.support.cases.expected import classes, describing, describing_names, prototypes, whole
+from tests.support.cases.expected import classes, describing, describing_names, prototypes, twice, whole
 
 EXCHANGES = {
     "feddistill": Case(
@@ -66,6 +67,8 @@ EXCHANGES = {
         FedAMP(heuristic=False, sigma=2.0, alpha=0.5), private=frozenset({"personal"}), averages=False, relabels=False
     ),
     "fedamp-heuristic": Case(FedAMP(alpha=2.0, start="cloud"), averages=False, relabels=False),
+    "feddwa": Case(FedDWA(top_k=2), up=twice, averages=False, relabels=False),
+    "feddwa-all": Case(FedDWA(top_k=None, guidance_steps=None), up=twice, averages=False, relabels=False),
     "pfedgraph": Case(PFedGraph(alignment_weight=0), averages=False, relabels=False),
     "pfedgraph-aligned": Case(
         PFedGraph(alignment_weight=0.5, evaluate="mixed", snap_above=None),

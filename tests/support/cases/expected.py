@@ -115,6 +115,16 @@ def valved_names(network: Network) -> Iterable[str]:
     return {*network.body_names, *LAYER, "embedding"}
 
 
+def framed(network: Network, dim: int) -> int:
+    """Scalars of a body, of a projection of its features to ``dim`` dimensions, and of a temperature."""
+    return body(network) + (features(network) + 1) * dim + 1
+
+
+def framed_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of these."""
+    return {*network.body_names, "matrix", "offset", "temperature"}
+
+
 def policed(network: Network) -> int:
     """Scalars of a model, and of a policy for its features."""
     return network.num_parameters + 2 * features(network) ** 2 + 6 * features(network)

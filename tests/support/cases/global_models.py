@@ -9,6 +9,7 @@ from algorithms.fedadmm import FedADMM
 from algorithms.fedavg import FedAvg
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
+from algorithms.fedcm import FedCM
 from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
@@ -22,7 +23,9 @@ from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedprox import FedProx
+from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
+from algorithms.fedspeed import FedSpeed
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
 from algorithms.moon import MOON
@@ -59,8 +62,11 @@ GLOBAL_MODELS = {
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
     "fedlc": Case(FedLC(finetune_epochs=1)),
+    "fedrs": Case(FedRS(finetune_epochs=1)),
+    "fedrs-counts": Case(FedRS(alpha=0.1, scaling="counts")),
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
+    "fedcm": Case(FedCM(alpha=0.4, finetune_epochs=1), down=twice, train={"momentum": 0.0}),
     "ccvr": Case(
         CCVR(virtual_features=20, calibrate_every=3, finetune_epochs=1),
         uploads=lambda network: {*network.parameter_names, "counts", "sums", "products"},
@@ -87,6 +93,10 @@ GLOBAL_MODELS = {
         private=frozenset({"drift", "update"}),
         averages=False,
         train={"momentum": 0.0},
+    ),
+    "fedspeed": Case(FedSpeed(rho=0.3, alpha=0.6), private=frozenset({"correction"}), averages=False),
+    "fedspeed-all": Case(
+        FedSpeed(rho=0.3, normalized=False, correction_mean="all"), private=frozenset({"correction"}), averages=False
     ),
     "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
     "fedgen": Case(

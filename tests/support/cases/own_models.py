@@ -17,6 +17,7 @@ from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
 from algorithms.mapper import Mapper
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.pfedbayes import PFedBayes
 from algorithms.pfedme import PFedMe
 from algorithms.superfed import SuPerFed
 from tests.support.cases.base import Case
@@ -58,6 +59,20 @@ OWN_MODELS = {
     "pfedme": Case(
         PFedMe(proximal_weight=2.0, inner_steps=3, personal_lr=0.05),
         private=frozenset({"personal"}),
+        train={"momentum": 0.0, "weight_decay": 0.0},
+    ),
+    "pfedbayes-together": Case(
+        PFedBayes(kl_weight=0.01, order="together", weight_samples=2),
+        down=twice,
+        up=twice,
+        private=frozenset({"posterior"}),
+        train={"weight_decay": 0.0},
+    ),
+    "pfedbayes": Case(
+        PFedBayes(kl_weight=0.01),
+        down=twice,
+        up=twice,
+        private=frozenset({"posterior"}),
         train={"momentum": 0.0, "weight_decay": 0.0},
     ),
     "mapper": Case(Mapper(grid=(0.25, 0.75)), private=frozenset({"local", "coefficient"})),

@@ -7,6 +7,7 @@ from algorithms.fedbabu import FedBABU
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
+from algorithms.fedetf import FedETF
 from algorithms.fedgh import FedGH
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
@@ -22,6 +23,8 @@ from tests.support.cases.expected import (
     body_names,
     classes,
     features,
+    framed,
+    framed_names,
     gaussian,
     head,
     head_names,
@@ -48,6 +51,14 @@ PARTIAL_MODELS = {
         averages=False,
     ),
     "fedbabu": Case(FedBABU(finetune_epochs=2), down=body, up=body, uploads=body_names, averages=False),
+    "fedetf": Case(
+        FedETF(projection_dim=7, alternations=2, alternation_epochs=1),
+        down=lambda network: framed(network, 7) + 7 * classes(network),
+        up=lambda network: framed(network, 7),
+        uploads=framed_names,
+        averages=False,
+        one_layer=False,
+    ),
     "fedgh": Case(
         FedGH(),
         down=head,
