@@ -79,6 +79,7 @@ def build_host(
         tell=tell,
         device_state_memory=device_state_memory_of(config.cluster, torch.device(device)),
         read_ahead=config.cluster.read_ahead,
+        backdoor=parts.backdoor,
     )
 
 

@@ -22,6 +22,7 @@ from actors.hosting.server_work import run_on_server
 from actors.hosting.state import Change, ClientStates
 from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange, extract_part, merge_sums, take_sums
 from algorithms.base import Algorithm
+from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.diagnosis.device_errors import ran_out_of_memory
@@ -52,6 +53,7 @@ class ClientHost:
         device_state_memory: bytes of the device's memory for states that stay there, and as many for prefetched
             ones.
         read_ahead: whether samples of the next clients are read while those before are at work.
+        backdoor: with whose trigger test samples are scored once more.
 
     Attributes:
         running: which clients' code runs just now.
@@ -70,6 +72,7 @@ class ClientHost:
         tell: Callable[[str], None] | None = None,
         device_state_memory: int = 0,
         read_ahead: bool = True,
+        backdoor: Backdoor | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.engine = engine
@@ -77,7 +80,7 @@ class ClientHost:
         self.running = RunningClients(tell)
         self._samples = Samples(dataset, engine.device, data_memory, context.unseen, read_ahead)
         self._device_states = DeviceStateCache(device_state_memory if engine.device.type != "cpu" else 0)
-        self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step)
+        self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step, backdoor)
         self._context = context
         self._last = dataset.num_clients
         self._official = official

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from rayfl.data.backdoor import Backdoor
 from rayfl.data.soundness import check_examples
 from rayfl.diagnosis.device_errors import Pieces, check_context
 from rayfl.engine.evaluation import evaluate
@@ -15,6 +16,7 @@ from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import text_of
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
+from rayfl.metrics.backdoor import TRIGGERED, with_triggered
 
 _log = logging.getLogger(__name__)
 SplitScores = dict[str, dict[str, Statistics]]
@@ -30,23 +32,39 @@ class Scorer:
         spec: description of the samples.
         batch_size: samples at a time, if they fit.
         rows: maximum number of rows of a pretrained model's products at a time if clients are stacked; None for any.
+        backdoor: whose trigger the samples of :data:`TRIGGERED` splits carry when they are scored once more; None: no.
+            The task then has the measures of backdoors.
     """
 
     def __init__(
-        self, task: Task, device: torch.device, spec: InputSpec, batch_size: int, rows: int | None = None
+        self,
+        task: Task,
+        device: torch.device,
+        spec: InputSpec,
+        batch_size: int,
+        rows: int | None = None,
+        backdoor: Backdoor | None = None,
     ) -> None:
         self._task = task
         self._device = device
         self._spec = spec
         self._batch_size = batch_size
         self._rows = rows
+        self._backdoor = backdoor
         self._pieces = Pieces("samples of an evaluation")
         self._clients = Pieces("clients of an evaluation")
         self._said: set[str] = set()
 
-    def score(self, predictors: Mapping[str, Predictor], examples: Examples) -> dict[str, Statistics]:
-        """Returns the statistics of each predictor over samples on the device."""
-        return evaluate(predictors, examples, self._task, self._batch_size, self._pieces)
+    def score(self, predictors: Mapping[str, Predictor], examples: Examples, split: str) -> dict[str, Statistics]:
+        """Returns the statistics of each predictor over samples on the device, which are of a split."""
+
+        def scored(samples: Examples) -> dict[str, Statistics]:
+            return evaluate(predictors, samples, self._task, self._batch_size, self._pieces)
+
+        found = scored(examples)
+        if self._backdoor is None or split not in TRIGGERED:
+            return found
+        return _joined(found, scored(self._backdoor.triggered(examples)))
 
     def score_together(
         self,
@@ -70,7 +88,11 @@ class Scorer:
         found: dict[int, SplitScores] = {client: {} for client in predictors}
         for split in splits:
             asked = [ScoringRequest(own, samples(client)[split]) for client, own in predictors.items()]
-            for client, statistics in zip(predictors, self._stacked(asked), strict=True):
+            scores = self._stacked(asked)
+            if self._backdoor is not None and split in TRIGGERED:
+                marked = self._stacked(asked, self._backdoor)
+                scores = [_joined(*both) for both in zip(scores, marked, strict=True)]
+            for client, statistics in zip(predictors, scores, strict=True):
                 found[client][split] = statistics
         return found
 
@@ -86,14 +108,16 @@ class Scorer:
         for split in splits:
             known = scored.get(split, {})
             rest = {name: predictor for name, predictor in predictors.items() if name not in known}
-            made = {**known, **(self.score(rest, samples[split]) if rest else {})}
+            made = {**known, **(self.score(rest, samples[split], split) if rest else {})}
             found[split] = {name: made[name] for name in predictors}
         return found
 
-    def _stacked(self, asked: Sequence[ScoringRequest]) -> list[dict[str, Statistics]]:
+    def _stacked(
+        self, asked: Sequence[ScoringRequest], backdoor: Backdoor | None = None
+    ) -> list[dict[str, Statistics]]:
         found: list[dict[str, Statistics]] = []
         try:
-            self._clients.over(len(asked), lambda here: found.extend(self._together(asked[here])))
+            self._clients.over(len(asked), lambda here: found.extend(self._together(asked[here], backdoor)))
         except Exception as error:
             check_context(self._device, error)
             reason = (text_of(error).splitlines() or [type(error).__name__])[0]
@@ -103,7 +127,9 @@ class Scorer:
             return [{} for _ in asked]
         return found
 
-    def _together(self, asked: Sequence[ScoringRequest]) -> list[dict[str, Statistics]]:
+    def _together(self, asked: Sequence[ScoringRequest], backdoor: Backdoor | None) -> list[dict[str, Statistics]]:
+        if backdoor is not None:
+            asked = [ScoringRequest(own, backdoor.triggered(examples)) for own, examples in asked]
         return evaluate_together(asked, self._task, self._batch_size, self._rows)
 
     def score_official(self, predictors: Mapping[str, Predictor], part: Examples, first: int) -> dict[str, Statistics]:
@@ -122,7 +148,7 @@ class Scorer:
 
         def add(here: slice) -> None:
             examples = Examples(part.x[here].to(self._device), part.y[here].to(self._device))
-            for name, statistics in self.score(predictors, examples).items():
+            for name, statistics in self.score(predictors, examples, "official").items():
                 total[name] += statistics
 
         if self._task.measures.compares:
@@ -130,3 +156,8 @@ class Scorer:
         else:
             self._pieces.over(len(part), add)
         return total
+
+
+def _joined(plain: Mapping[str, Statistics], triggered: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """Returns the statistics of those predictors that have been scored without and with the trigger."""
+    return {name: with_triggered(found, triggered[name]) for name, found in plain.items() if name in triggered}

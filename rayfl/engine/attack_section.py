@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rayfl.engine.backdoor_section import BackdoorConfig
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
 
@@ -14,7 +15,7 @@ _NEEDS_STRENGTH = ("gaussian", "scaled", "ipm")
 
 
 class AttackConfig(BaseModel):
-    """Malicious clients: wrong labels in what they train on, and wrong messages in place of what they trained."""
+    """Malicious clients: wrong labels or a backdoor in what they train on, wrong messages in place of its result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,6 +27,9 @@ class AttackConfig(BaseModel):
         "honest",
         description="training labels of malicious clients: flipped: class C - 1 - y; random: any class, all equally "
         "likely",
+    )
+    backdoor: BackdoorConfig | None = Field(
+        None, description="samples of malicious clients that carry a trigger and the label of one class"
     )
     message: Literal["honest", "sign_flip", "gaussian", "scaled", "alie", "ipm"] = Field(
         "honest",
@@ -55,10 +59,16 @@ class AttackConfig(BaseModel):
     def _nothing_in_vain(self) -> AttackConfig:
         if self.share and self.clients:
             raise ValueError("share and clients both say who is malicious: leave one out")
-        if self.on and self.labels == self.message == "honest":
-            raise ValueError("malicious clients would do nothing: set attack.labels, attack.message, or both")
-        if not self.on and (self.labels != "honest" or self.message != "honest"):
-            raise ValueError("labels and message are of malicious clients, and there are none: set attack.share")
+        if self.on and self.labels == self.message == "honest" and self.backdoor is None:
+            raise ValueError(
+                "malicious clients would do nothing: set attack.labels or attack.backdoor, attack.message, or both"
+            )
+        if not self.on and (self.labels != "honest" or self.message != "honest" or self.backdoor is not None):
+            raise ValueError(
+                "labels, backdoor and message are of malicious clients, and there are none: set attack.share"
+            )
+        if self.labels != "honest" and self.backdoor is not None:
+            raise ValueError("labels and backdoor both say what class malicious clients' samples have: leave one out")
         if self.strength is not None and self.message not in _WITH_STRENGTH:
             raise ValueError("strength is of the message: set attack.message, or leave it out")
         if self.strength is None and self.message in _NEEDS_STRENGTH:

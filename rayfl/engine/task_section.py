@@ -57,22 +57,37 @@ class TaskSection(BaseModel, ABC):
                 f"{TARGETS[spec.target]}: set task={name}, or choose other data (docs/tasks.md)"
             )
 
-    def task(self, networks: Sequence[Network], spec: InputSpec) -> NetworkTask:
+    def task(self, networks: Sequence[Network], spec: InputSpec, triggered: bool = False) -> NetworkTask:
         """Returns the task, with one candidate for each network.
 
         Args:
             networks: one per architecture.
             spec: of the data.
+            triggered: whether predictions for samples with the trigger of a backdoor are scored, too.
 
         Raises:
-            ConfigError: an option does not fit the data.
+            ConfigError: an option does not fit the data, or the task has no score for triggers.
         """
-        make = self.maker(spec)
+        make = self.triggered_maker(spec) if triggered else self.maker(spec)
         return make(networks[0], [make(network, ()) for network in networks] if len(networks) > 1 else ())
 
     @abstractmethod
     def judged_by(self) -> tuple[Metric, ...]:
         """Returns the task's metrics, the main one first."""
+
+    def triggered_maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """As :meth:`maker`, for a task that also scores predictions for samples with the trigger of a backdoor.
+
+        Args:
+            spec: of the data.
+
+        Raises:
+            ConfigError: the task does not.
+        """
+        raise ConfigError(
+            f"attack.backdoor: its success is measured in task=classification, and task={self.name} has no such "
+            "metric: leave it out"
+        )
 
     @abstractmethod
     def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:

@@ -15,6 +15,7 @@ from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
 from rayfl.metrics import Metric
+from rayfl.metrics.backdoor import BackdoorMeasures
 from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.metrics.language import LanguageMeasures
 from rayfl.metrics.multilabel import MultilabelMeasures
@@ -53,7 +54,16 @@ class ClassificationSection(TaskSection):
 
     def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
         """See the base class."""
-        measures = ClassificationMeasures(self.metrics, spec.num_classes if self.metrics else 0, self.thresholds)
+        return self._maker(spec, ClassificationMeasures)
+
+    def triggered_maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """See the base class."""
+        return self._maker(spec, BackdoorMeasures)
+
+    def _maker(
+        self, spec: InputSpec, kind: type[ClassificationMeasures]
+    ) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        measures = kind(self.metrics, spec.num_classes if self.metrics else 0, self.thresholds)
         return lambda network, candidates: Classification(network, candidates, spec, measures)
 
 

@@ -31,6 +31,8 @@ def check_messages(config: ExperimentConfig, context: RoundContext) -> None:
         _check_changes(config, f"compression={config.compression.name}")
     if context.one_by_one:
         _check_aggregator(config, context)
+    if attack.backdoor is not None and "test" not in config.evaluation.splits:
+        raise ConfigError("attack.backdoor: its success is measured on test samples: add test to evaluation.splits")
     if attack.on:
         known = ", ".join(map(str, sorted(context.attackers)))
         _log.warning(

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from rayfl.config.beginning import initial_model
 from rayfl.config.schema import ExperimentConfig
+from rayfl.data.backdoor import Backdoor, WithBackdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.held_out import WithUnseen, held_out
 from rayfl.data.images.augment import Augmentation
@@ -61,6 +62,8 @@ class Parts:
             ConfigError: when source and partition do not go together, or no client can be held out as asked.
         """
         attack = self.config.attack
+        if self.backdoor is not None:
+            return WithBackdoor(self._honest, self.attackers, self.backdoor, self.streams)
         if not self.attackers or attack.labels == "honest":
             return self._honest
         return WithWrongLabels(self._honest, self.attackers, attack.labels, self.streams)
@@ -73,6 +76,16 @@ class Parts:
         partition = self.config.partition
         last = partition.unseen() if isinstance(partition, FilePartition) else 0
         return WithUnseen(opened, held_out(opened.num_clients, share, self.streams, last))
+
+    @cached_property
+    def backdoor(self) -> Backdoor | None:
+        """Returns what malicious clients have models learn; None where they have no trigger.
+
+        Raises:
+            ConfigError: the data have no such trigger, or no such class.
+        """
+        asked = self.config.attack.backdoor
+        return None if asked is None else asked.build(self._honest, len(self.attackers))
 
     @cached_property
     def attackers(self) -> frozenset[int]:
@@ -121,7 +134,7 @@ class Parts:
             raise ConfigError("init.from: clients of several architectures (model.candidates) have no model in common")
         if model is not None:
             networks[0].begin_from(self.streams.integer("init.global"), model, str(self.config.init.source))
-        return self.config.task.task(networks, spec)
+        return self.config.task.task(networks, spec, triggered=self.backdoor is not None)
 
     @cached_property
     def context(self) -> RoundContext:
@@ -199,10 +212,16 @@ class Parts:
 
         None stands for all clients. Malicious ones are never scored.
         """
-        size, honest = self.config.evaluation.clients, self.honest(range(self.num_clients))
+        size = self.config.evaluation.clients
         if size == "all" or rounds_completed == self.config.train.rounds:
-            return honest if self.attackers else None
+            return self.everybody
+        honest = self.honest(range(self.num_clients))
         return [honest[i] for i in self.streams.drawn("evaluated", rounds_completed, len(honest), size)]
+
+    @property
+    def everybody(self) -> list[int] | None:
+        """Returns the clients of an evaluation of all, ascending; None for all there are."""
+        return self.honest(range(self.num_clients)) if self.attackers else None
 
     def honest(self, clients: Iterable[int]) -> list[int]:
         """Returns the clients that are not malicious, in their order."""

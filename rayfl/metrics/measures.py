@@ -106,6 +106,10 @@ class Measures(ABC):
             By metric, float64 of shape (...).
         """
 
+    def measured_on(self, name: str, split: str) -> bool:
+        """Returns whether a metric is measured on a split; where it is not it is null, and nobody is told."""
+        return True
+
     def undefined(self, name: str) -> str:
         """Returns why a metric may be undefined for a set that has samples, in words; empty where it never is."""
         return ""

@@ -109,6 +109,8 @@ class ScoreTable:
         found = []
         for metric in self._measures.metrics:
             for split, grid in self._grids.items():
+                if not self._measures.measured_on(metric.name, split):
+                    continue
                 worst = max(int(np.isnan(self._values(metric.name, list(e.values()))).sum()) for e in grid.values())
                 if worst:
                     why = self._measures.undefined(metric.name)

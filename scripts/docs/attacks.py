@@ -2,11 +2,12 @@
 
     python scripts/docs/attacks.py               prints both tables; about a quarter of an hour of a core
     python scripts/docs/attacks.py --iid         with clients that have all classes
+    python scripts/docs/attacks.py --backdoor    of backdoors, with their success; about three minutes of a core
     python scripts/docs/attacks.py --rounds 2    a short trial
 
 Each run is ``rayfl run quickstart algorithm=ditto train.clients_per_round=all`` with 4 of 20 clients malicious; with
-``--iid`` also ``partition={name: iid, num_clients: 20}``. One run
-gives both numbers: Ditto's global model is trained as FedAvg's.
+``--iid`` also ``partition={name: iid, num_clients: 20}``. One run gives the numbers of both models: Ditto's global one
+is trained as FedAvg's.
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "alie": {"message": "alie"},
     "ipm, 2": {"message": "ipm", "strength": 2},
 }
+_BACKDOOR = {"target": 0, "poisoned": 0.5, "patch": 3}
+BACKDOORS: dict[str, dict[str, Any]] = {
+    "backdoor": {"backdoor": _BACKDOOR},
+    "backdoor, scaled, 5": {"backdoor": _BACKDOOR, "message": "scaled", "strength": 5},
+    "backdoor in 4 parts, scaled, 5": {"backdoor": {**_BACKDOOR, "parts": 4}, "message": "scaled", "strength": 5},
+}
 AGGREGATORS: dict[str, dict[str, Any]] = {
     "mean": {"name": "mean"},
     "median": {"name": "median"},
@@ -48,10 +55,13 @@ AGGREGATORS: dict[str, dict[str, Any]] = {
 }
 
 
-def accuracies(
+MODELS = {"global": "the global model", "personalized": "Ditto's personalized models"}
+
+
+def measured(
     attack: dict[str, Any], aggregator: dict[str, Any], rounds: int, partition: dict[str, Any]
-) -> tuple[float, float]:
-    """Returns the accuracy of the global and of the personalized models, means over the honest clients, in percent.
+) -> dict[tuple[str, str], float]:
+    """Returns by metric and model means over the honest clients, in percent: accuracy, with a backdoor its success.
 
     Args:
         attack: the section ``attack``, without who is malicious; empty: all clients are honest, and those that are
@@ -64,12 +74,13 @@ def accuracies(
     with tempfile.TemporaryDirectory() as folder:
         given = {"train.rounds": rounds, "attack": malicious, "aggregator": aggregator, "storage_path": folder}
         result = rayfl.run("quickstart", **ALIKE, **given, **({"partition": partition} if partition else {}))
-    last = {
-        row["model"]: 100 * row["top1"]
+    return {
+        (metric, row["model"]): 100 * row[metric]
         for row in result.rounds.to_pylist()
         if (row["round"], row["split"], row["cohort"], row["phase"]) == (rounds, "test", "all", "received")
+        for metric in ("top1", "asr")
+        if metric in row
     }
-    return last["global"], last["personalized"]
 
 
 def main() -> None:
@@ -77,18 +88,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--iid", action="store_true")
+    parser.add_argument("--backdoor", action="store_true")
     arguments = parser.parse_args()
     rounds, partition = arguments.rounds, {"name": "iid", "num_clients": 20} if arguments.iid else {}
+    attacks = BACKDOORS if arguments.backdoor else ATTACKS
     found = {
-        (attack, rule): accuracies(ATTACKS[attack], AGGREGATORS[rule], rounds, partition)
-        for attack in ATTACKS
+        (attack, rule): measured(attacks[attack], AGGREGATORS[rule], rounds, partition)
+        for attack in attacks
         for rule in AGGREGATORS
     }
-    for position, model in enumerate(("the global model", "Ditto's personalized models")):
-        print(f"\nAccuracy of {model}, %\n\n| attack | {' | '.join(AGGREGATORS)} |\n|---|{'--:|' * len(AGGREGATORS)}")
-        for attack in ATTACKS:
-            numbers = [f"{found[attack, rule][position]:.1f}" for rule in AGGREGATORS]
-            print(f"| {attack} | {' | '.join(numbers)} |")
+    for metric, what in (("top1", "Accuracy"), ("asr", "Attack success"))[: 1 + arguments.backdoor]:
+        for model, whose in MODELS.items():
+            print(f"\n{what} of {whose}, %\n\n| attack | {' | '.join(AGGREGATORS)} |\n|---|{'--:|' * len(AGGREGATORS)}")
+            for attack in attacks:
+                numbers = [f"{found[attack, rule][metric, model]:.1f}" for rule in AGGREGATORS]
+                print(f"| {attack} | {' | '.join(numbers)} |")
 
 
 if __name__ == "__main__":

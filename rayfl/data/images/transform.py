@@ -115,8 +115,16 @@ class Preprocessing:
     @property
     def black(self) -> np.ndarray:
         """Returns what the model sees of a pixel of value 0, by channel: float32 of shape (channels,)."""
-        black = np.zeros((1, *self.stored.shape), dtype=np.float32)
-        return Preprocessing(self.stored, None, self.mean, self.std)(black).reshape(len(black[0]), -1)[:, 0]
+        return self.pixel(0)
+
+    def pixel(self, value: float) -> np.ndarray:
+        """Returns what the model sees of a pixel that has a value in all channels: float32 of shape (channels,).
+
+        Args:
+            value: as in images that are stored as float32: 0 is black, 1 white.
+        """
+        plain = np.full((1, *self.stored.shape), value, dtype=np.float32)
+        return Preprocessing(self.stored, None, self.mean, self.std)(plain).reshape(len(plain[0]), -1)[:, 0]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Inputs for the model, in fresh memory.
