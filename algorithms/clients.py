@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.receiving import check_messages, combined, released
+from algorithms.receiving import check_messages, combined, next_norm, released
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
@@ -66,10 +66,12 @@ class Replies:
     Attributes:
         totals: of a ``mean``, the sum of the contributions by group.
         values: of a ``map`` what each client returned; of ``each`` its ``tree`` and ``weight``; by client.
+        within: of a ``mean`` under ``privacy``, how many changes were no longer than the norm they were clipped to.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
+    within: int = 0
 
 
 class Clients(ABC):
@@ -83,6 +85,9 @@ class Clients(ABC):
         task: what is learned: ``task.network`` knows the names of a model's tensors.
         context: round, rounds, number of clients, random streams.
         samples: training samples n_k of all clients, in their order, int64; those of newcomers are the last.
+
+    Attributes:
+        next_norm: the clipping norm of the next round; None where the round has not moved it.
     """
 
     def __init__(self, task: Task, context: RoundContext, samples: np.ndarray) -> None:
@@ -90,6 +95,7 @@ class Clients(ABC):
         self._context = context
         self._samples = np.append(samples, samples[: context.num_clients].sum())
         self._releases = 0
+        self.next_norm: float | None = None
 
     @abstractmethod
     def call(self, call: Call) -> Replies:
@@ -163,8 +169,10 @@ class Clients(ABC):
         total = ExactSum()
         if also is not None:
             total.add(also)
-        for part in self.call(call).totals.values():
+        replies = self.call(call)
+        for part in replies.totals.values():
             merge(total, part, self._context.round, call.procedure)
+        self.next_norm = next_norm(self._context, replies.within, total.count)
         return released(self._context, total, broadcast)
 
     def means(

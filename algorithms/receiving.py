@@ -12,7 +12,7 @@ from rayfl.aggregation import privacy as private
 from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_deviations, scaled
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.round_context import RoundContext
-from rayfl.errors import ClientError, MethodError
+from rayfl.errors import ClientError, MethodError, RunError
 from rayfl.params import Tree, leaves
 
 
@@ -48,13 +48,45 @@ def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
         total: sum of the contributions.
         broadcast: what all clients received.
     """
-    privacy, mean = context.privacy, total.mean()
-    if not privacy.on:
+    bound, mean = context.clip_norm, total.mean()
+    if bound is None:
         return mean
-    deviation = privacy.noise_multiplier * (privacy.clip_norm or 0)
+    deviation = context.privacy.sum_noise_of(context.cohort_size) * bound
     noise = context.streams.generator("privacy", context.round)
     received = private.reference_of(mean, broadcast)
     return private.released(mean, received, total.count, context.cohort_size, deviation, noise)
+
+
+def next_norm(context: RoundContext, within: int, count: int) -> float | None:
+    """Returns C of the next round; None where it does not move (``privacy.target_quantile``).
+
+    Args:
+        context: of the round.
+        within: how many messages had a change no longer than C.
+        count: messages.
+
+    Raises:
+        RunError: C leaves the range of numbers.
+    """
+    privacy, bound, expected = context.privacy, context.clip_norm, context.cohort_size
+    if bound is None or privacy.target_quantile is None:
+        return None
+    try:
+        return private.following(
+            bound,
+            within,
+            count,
+            expected,
+            quantile=privacy.target_quantile,
+            rate=privacy.clip_lr,
+            deviation=privacy.count_noise_of(expected),
+            generator=context.streams.generator("privacy.count", context.round),
+        )
+    except OverflowError as error:
+        raise RunError(
+            f"privacy.clip_lr={privacy.clip_lr:g}: the clipping norm of round {context.round + 1}, {bound:g}, would "
+            "become too large or too small for a number: lower it"
+        ) from error
 
 
 def combined(context: RoundContext, sent: Mapping[int, Any], broadcast: Tree, procedure: str) -> Tree:

@@ -131,7 +131,8 @@ class _RoundStart:
         self.server = (
             self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
         )
-        self.federation.begin_round(round - 1, splits, cohort)
+        moved_norm = None if before is None else before.clip_norm
+        self.federation.begin_round(round - 1, splits, cohort, moved_norm=moved_norm)
 
     def done(self, server: Tree | None) -> _ReplayedRound:
         """Returns the states, scores and server after the round."""

@@ -136,7 +136,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
             )
         if not parts.storage.exists("partition.parquet"):
             parts.storage.write("partition.parquet", to_parquet(parts.assignment))
-        if progress is None or progress.rounds_completed < config.train.rounds:
+        if progress is None or not progress.over(config.train.rounds):
             _check_same_bits(recorder)
             progress = _continue(parts, sizes, recorder, callbacks)
         tables = recorder.results()
@@ -150,6 +150,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
         tables["clients"],
         progress.rounds_completed,
         parts.partition_hash,
+        ended_early=progress.ended_early,
         **optional,
     )
 

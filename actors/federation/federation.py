@@ -93,6 +93,7 @@ class Federation(Clients):
         unscorable: Mapping[int, Failure] | None = None,
         started: Mapping[int, int] | None = None,
         past: Mapping[int, Tree] | None = None,
+        moved_norm: float | None = None,
     ) -> None:
         """Begins a round, and takes hosts into use that have joined since the last one.
 
@@ -104,10 +105,11 @@ class Federation(Clients):
             unscorable: clients that failed in an evaluation after an earlier attempt.
             started: the earlier round in which a client of the cohort began, by client.
             past: the server's tree as sent in those rounds, by round.
+            moved_norm: the clipping norm, where it is not the first one.
         """
-        self._context = replace(self._context, round=round, final=False, started=dict(started or {}))
-        self._past = dict(past or {})
-        self._trained_splits = tuple(trained_splits)
+        known = replace(self._context, round=round, final=False, started=dict(started or {}))
+        self._context = replace(known, moved_norm=moved_norm)
+        self._past, self._trained_splits = dict(past or {}), tuple(trained_splits)
         self._participation = Participation(round, cohort, absent or {})
         self._unscorable = dict(unscorable or {})
         self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
@@ -115,10 +117,9 @@ class Federation(Clients):
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
-        self.trained_scores = {}
+        self.trained_scores, self._releases, self.next_norm = {}, 0, None
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
         self._participation.begin_again()
-        self._releases = 0
 
     @property
     def absent(self) -> Mapping[int, Failure]:
@@ -242,6 +243,7 @@ class Federation(Clients):
                 for client, size in result.upload_bytes.items():
                     self.traffic.add(client, up=size)
                 self.updates.add(result.updates)
+                replies.within += result.within
                 for group, part in result.totals.items():
                     merge(replies.totals.setdefault(group, ExactSum()), part, job.round, call.procedure)
                 replies.values.update({client: from_numpy(value) for client, value in result.values.items()})
@@ -263,8 +265,8 @@ class Federation(Clients):
         return self._deaths.attributed(job, self._participation, self._unscorable, required)
 
     def _job(self, procedure: str, kind: str, **options: Any) -> Job:
-        policy = self._policy
-        return Job(procedure, kind, self._context.round, (), attempts=policy.attempts, skips=policy.skips, **options)
+        options |= {"attempts": self._policy.attempts, "skips": self._policy.skips}
+        return Job(procedure, kind, self._context.round, (), moved_norm=self._context.moved_norm, **options)
 
     def start_commit(self, rounds_completed: int) -> dict[Any, int]:
         """Makes every host write its changed states; the next round may already run meanwhile."""

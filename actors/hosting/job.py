@@ -40,6 +40,7 @@ class Job:
         summands: number of contributions to a mean, over all hosts.
         started: round in which a client started, by client, if it was an earlier one.
         official: whether an evaluation also scores clients' own models on the official test part.
+        moved_norm: the clipping norm of the round, where it has moved from the first one.
     """
 
     procedure: str
@@ -56,6 +57,7 @@ class Job:
     summands: int = 1
     started: Mapping[int, int] = field(default_factory=dict)
     official: bool = False
+    moved_norm: float | None = None
 
     def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[int, dict[str, Tensor]]:
         """Returns the tensors that more than one of some clients received, by client and path.
@@ -88,6 +90,7 @@ class ClientResult:
         scores: statistics of its predictors, by split and name.
         upload_bytes: bytes of its result before any reduction; None if messages are not counted.
         update: the client's part of :attr:`JobResult.updates`.
+        within: whether its change was no longer than the clipping norm.
     """
 
     contribution: Inspected | None = None
@@ -96,6 +99,7 @@ class ClientResult:
     scores: SplitScores | None = None
     upload_bytes: int | None = None
     update: Inspected | None = None
+    within: bool = False
 
 
 @dataclass
@@ -108,6 +112,7 @@ class JobResult:
         scores: statistics of predictors.
         stateful: clients of the job whose state is on this host afterwards.
         upload_bytes: bytes of each procedure's result, by client, before any reduction.
+        within: how many clients' changes were no longer than the clipping norm.
         updates: uniform mean of the clients' ``change`` (see ``Algorithm.update``) and of its squared norm;
             none if the job has no splits.
         failures: clients that are left out; the other attributes contain nothing of them.
@@ -127,6 +132,7 @@ class JobResult:
     scores: Scores = field(default_factory=dict)
     stateful: list[int] = field(default_factory=list)
     upload_bytes: dict[int, int] = field(default_factory=dict)
+    within: int = 0
     updates: ExactSum = field(default_factory=ExactSum)
     failures: dict[int, Failure] = field(default_factory=dict)
     retried: dict[int, int] = field(default_factory=dict)
@@ -162,3 +168,4 @@ class JobResult:
             self.scores[client] = found.scores
         if found.upload_bytes is not None:
             self.upload_bytes[client] = found.upload_bytes
+        self.within += found.within

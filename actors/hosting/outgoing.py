@@ -33,6 +33,7 @@ class Outgoing:
 
     def __init__(self, own: Equipment, job: Job, common: Tree, clients: Mapping[int, Client]) -> None:
         self._own, self._job, self._common = own, job, common
+        self._bound = replace(own.context, moved_norm=job.moved_norm).clip_norm
         self._residuals = {id: client.state.get(RESIDUAL) for id, client in clients.items()}
 
     def sent(self, client: Client, outcome: Any) -> Any:
@@ -84,11 +85,10 @@ class Outgoing:
 
     def _limited(self, outcome: Any) -> Any:
         """Clips a message (``privacy.clip_norm``)."""
-        bound = self._own.context.privacy.clip_norm
-        if bound is None or not self._is_message(outcome):
+        if self._bound is None or not self._is_message(outcome):
             return outcome
         try:
-            return limited(outcome, self._common, bound)
+            return limited(outcome, self._common, self._bound)
         except ValueError as error:
             return MethodError(f"privacy: {self._job.procedure} {error}")
 

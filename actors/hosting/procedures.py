@@ -192,7 +192,7 @@ class Procedures:
     ) -> tuple[dict[int, Client], dict[int, Coroutine[Any, Any, Any]], dict[int, Exception]]:
         """Returns the clients, their started procedures, and the errors of clients that do not fit into memory."""
         job, own = self._job, self._own
-        context = replace(own.context, round=job.round, final=job.final, started=job.started)
+        context = replace(own.context, round=job.round, final=job.final, started=job.started, moved_norm=job.moved_norm)
         clients: dict[int, Client] = {}
         coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
         failed: dict[int, Exception] = {}

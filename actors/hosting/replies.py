@@ -54,6 +54,7 @@ def found_of(
         contribution = Inspected.of(outcome, known)
         if job.kind == "mean":
             result.contribution, result.group = contribution, outcome.group
+            result.within = bool(outcome.within)  # of None, too
         else:
             result.value = {"tree": to_numpy(outcome.tree), "weight": outcome.weight}
         if job.summands > 1 and not contribution.fits(job.summands if job.skips else 1):
@@ -84,6 +85,6 @@ def _scores_on_official(own: Equipment, predictors: Mapping[str, Predictor]) -> 
     part = own.official()
     for first in range(0, len(part), OFFICIAL_PIECE):
         piece = own.samples.official(first, partial(part.load, first, first + OFFICIAL_PIECE))
-        for name, statistics in own.scorer.score(mine, piece).items():
+        for name, statistics in own.scorer.score(mine, piece, "official").items():
             total[name] += statistics
     return total

@@ -10,6 +10,8 @@ from actors.federation.federation import Federation
 from actors.hosting.contract import check_changes
 from actors.hosting.failures import Failure, RoundUndoneError
 from actors.processes.pool import HostDiedError
+from cluster.rounds.early_stopping import EarlyStopping
+from cluster.rounds.evaluations import Evaluations
 from cluster.rounds.interrupts import StopRequest
 from cluster.rounds.progress import Progress, empty_tables
 from cluster.rounds.recorder import Recorder
@@ -17,8 +19,6 @@ from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
-from rayfl.results.personalized import check_personalized
-from rayfl.results.summaries import Scores
 from rayfl.system.schedule import PROCEDURE, Turnout
 from rayfl.tracking.callback import Callback
 
@@ -53,11 +53,10 @@ class Driver:
         self._stop = stop
         self._failures = 0
         self._skipped = SkippedClients()
-        self._said: set[str] = set()
         self._anybody = False
         self._absent: dict[int, dict[int, Failure]] = {}
         self._unscorable: dict[int, dict[int, Failure]] = {}
-        self._unscored: dict[int, Failure] = {}
+        self._evaluations = Evaluations(parts, federation, self._callbacks)
         self.progress = self._restored(thoroughly=True)
 
     def run(self) -> Progress:
@@ -70,12 +69,12 @@ class Driver:
         """
         self._stop.patient = True
         begun = self.progress.rounds_completed
-        while self.progress.rounds_completed < self._config.train.rounds:
+        while not self.progress.over(self._config.train.rounds):
             try:
                 if self._stop.requested:
                     self._stop_here()
                 self._round()
-                if self.progress.rounds_completed == self._config.train.rounds:
+                if self.progress.over(self._config.train.rounds):
                     self._finish_commit()
             except HostDiedError as death:
                 self._recover(death)
@@ -86,6 +85,10 @@ class Driver:
                 "no client took part in any round after %d, so that nothing was trained: see skipped.parquet, and "
                 "system's availability, deadline_s and dropout",
                 begun,
+            )
+        if self._config.early_stopping.on and not self._evaluations.early.watched:
+            _log.warning(
+                "early_stopping: no evaluation had the number that it watches, so that nothing could end the run"
             )
         return self.progress
 
@@ -102,29 +105,26 @@ class Driver:
         self._stop.settle()
         self._recorder.abandon()
 
-    def _try_newcomer(self) -> None:
-        """Evaluates one newcomer before the first round, so that a method that cannot is refused early."""
-        server = self.progress.server
-        self._federation.begin_round(0)
-        common, own = self._algorithm.served(server, self._parts.context)
-        first = [self._parts.context.newcomers[0]]
-        self._federation.evaluate(common, self._config.evaluation.splits, False, own, first, newcomers=True)
-
     def _round(self) -> None:
         watch = Stopwatch()
         round = self.progress.rounds_completed
         if not round and self._parts.num_unseen:
-            self._try_newcomer()
+            self._evaluations.try_newcomer(self.progress)
         turnout = self._turnout(round)
         cohort = list(turnout.cohort)
         evaluation = self._config.evaluation
         scored = evaluation.cohort_every and (round + 1) % evaluation.cohort_every == 0
         left_out = (self._absent.get(round), self._unscorable.get(round))
-        past = self.progress.unfinished.past
         self._federation.begin_round(
-            round, evaluation.splits if scored else (), cohort, *left_out, started=turnout.started, past=past
+            round,
+            evaluation.splits if scored else (),
+            cohort,
+            *left_out,
+            started=turnout.started,
+            past=self.progress.unfinished.past,
+            moved_norm=self.progress.moved_norm,
         )
-        self._unscored = {}
+        self._evaluations.unscored = {}
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)
         check_changes(changed, self._algorithm, self.progress.server)
         cohort = self._federation.present(cohort)
@@ -134,59 +134,29 @@ class Driver:
         progress = self._advance(changed, turnout)
         self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)
         if scored:
-            self._record("selected", "trained", self._federation.trained_scores, progress)
+            self._evaluations.trained(progress)
         self._finish_commit()
         watch.lap("commit")
         if scored and evaluation.cohort_received:
-            self._record("selected", "received", self._evaluate(progress, False, self._parts.honest(cohort)), progress)
-        final = progress.rounds_completed == self._config.train.rounds
-        if final or progress.rounds_completed % evaluation.every == 0:
-            some = self._parts.evaluated(progress.rounds_completed)
-            self._record("all", "received", self._evaluate(progress, final, some, official=True), progress)
-            if self._parts.num_unseen:
-                self._record(
-                    "unseen", "received", self._evaluate(progress, final, newcomers=True, official=True), progress
-                )
-            if self._config.evaluation.official_test:
-                self._record_official(progress)
-        self._skipped.note(progress.rounds_completed, self._unscored, progress.tables)
+            self._evaluations.received(progress, cohort)
+        why = ""
+        if progress.over(rounds := self._config.train.rounds) or progress.rounds_completed % evaluation.every == 0:
+            why = self._evaluations.everybody(progress)
+            progress.ended_early = bool(why)
+        self._skipped.note(progress.rounds_completed, self._evaluations.unscored, progress.tables)
         watch.lap("evaluation")
         self.progress = progress
         for callback in self._callbacks:
             callback.on_costs(progress.rounds_completed, self._federation.costs.as_line())
             callback.on_phases(progress.rounds_completed, {**watch.laps, **self._simulated(turnout)})
-        if final or progress.rounds_completed % self._config.storage.commit_every == 0:
+        if progress.over(rounds) or progress.rounds_completed % self._config.storage.commit_every == 0:
             self._begin_commit(progress)
         for callback in self._callbacks:
             callback.on_round(progress.rounds_completed, cohort, watch.total)
-
-    def _evaluate(
-        self,
-        progress: Progress,
-        final: bool,
-        clients: Sequence[int] | None = None,
-        newcomers: bool = False,
-        official: bool = False,
-    ) -> Scores:
-        common, own = self._algorithm.served(progress.server, self._parts.context)
-        splits, official = self._config.evaluation.splits, official and self._config.evaluation.official_personalized
-        whose = self._parts.context.newcomers if newcomers else clients
-        scores = self._federation.evaluate(common, splits, final, own, whose, self._report, newcomers, official)
-        self._unscored |= self._federation.unscored
-        check_personalized(self._algorithm, scores, final)
-        return scores
-
-    def _record_official(self, progress: Progress) -> None:
-        common, _ = self._algorithm.served(progress.server, self._parts.context)
-        scores = self._federation.evaluate_official(common, len(self._parts.official_test))
-        totals = (progress.bytes_down, progress.bytes_up)
-        rows = progress.tables.add_official(progress.rounds_completed, scores, totals)
-        for callback in self._callbacks:
-            callback.on_evaluation(rows)
-
-    def _report(self, done: int, total: int) -> None:
-        for callback in self._callbacks:
-            callback.on_evaluation_progress(done, total)
+        if why:
+            _log.info("ends early, after round %d of %d: %s", progress.rounds_completed, rounds, why)
+            for callback in self._callbacks:
+                callback.on_early_end(progress.rounds_completed, why)
 
     def _turnout(self, round: int) -> Turnout:
         """Returns the clients that take part in a round."""
@@ -207,7 +177,9 @@ class Driver:
             before.tables.after(self._committed),
             before.bytes_down + traffic.down,
             before.bytes_up + traffic.up,
+            moved_norm=before.moved_norm if self._federation.next_norm is None else self._federation.next_norm,
         )
+        progress.tables.clip_norm = self._federation.context.clip_norm
         if self._parts.schedule is not None:
             messages = [traffic.by_client[client] for client in turnout.cohort if client in traffic.by_client]
             progress.clock = before.clock.after(turnout.duration_us, messages, turnout.events)
@@ -218,27 +190,6 @@ class Driver:
             left_out = {client: (PROCEDURE, reason) for client, reason in turnout.left_out.items()}
             progress.tables.add_skipped(progress.rounds_completed, left_out)
         return progress
-
-    def _record(self, cohort: str, phase: str, scores: Scores, progress: Progress) -> None:
-        totals = (progress.bytes_down, progress.bytes_up)
-        selected = cohort == "selected"
-        rows = progress.tables.add(
-            progress.rounds_completed,
-            cohort,
-            phase,
-            scores,
-            totals,
-            self._federation.traffic.by_client if selected else None,
-            self._federation.updates.variance() if selected else None,
-            self._federation.updates.product_error() if selected else None,
-        )
-        for sentence in progress.tables.undefined:
-            if sentence not in self._said:
-                self._said.add(sentence)
-                _log.warning("%s", sentence)
-        for callback in self._callbacks:
-            callback.on_scores(progress.rounds_completed, cohort, phase, scores)
-            callback.on_evaluation(rows)
 
     def _begin_commit(self, progress: Progress) -> None:
         self._recorder.start(progress, self._federation)
@@ -295,6 +246,9 @@ class Driver:
             progress = Progress(0, server, tables)
             if self._parts.schedule is not None:
                 progress.clock = self._parts.first_clock(server)
+        if self._config.early_stopping.on:
+            rows = self._recorder.rows("rounds").to_pylist()
+            self._evaluations.early = EarlyStopping(self._config, self._parts.task.measures.metrics, rows)
         self._commit_begun = progress.rounds_completed
         self._committed = self._recorder.committed
         return progress

@@ -49,6 +49,12 @@ def extend(parts: Parts) -> list[str]:
     if manifest is not None:
         _, recorded = PartedTable.restored(parts.commits, manifest, "rounds")
         check_same_data(recorded, empty_tables(parts), storage.uri)
+    if manifest is not None and manifest.ended_early:
+        raise RunError(
+            f"{storage.uri} cannot be extended: it has ended early, after round {done} of {before} (early_stopping). "
+            f"Fork it with other options: rayfl fork {shlex.quote(storage.uri)} --name NAME "
+            f"'early_stopping={{}}' train.rounds={rounds}"
+        )
     _check_course(parts, before, done)
     _stamp(parts, {stored.fingerprint(), config.fingerprint()})
     written = to_yaml(config).encode()

@@ -23,7 +23,7 @@ from rayfl.params import leaves
 from rayfl.runs.folder import RunFolder, open_run
 from rayfl.storage.commit_files import CommitFiles
 from rayfl.storage.lease import Lease
-from rayfl.storage.manifest import Manifest, with_checksum
+from rayfl.storage.manifest import ENDED_EARLY, Manifest, with_checksum
 from rayfl.storage.run_folder import check_run_folder, input_digests
 from rayfl.tracking.costs import FILE as COSTS
 from rayfl.tracking.costs import read_costs
@@ -80,7 +80,8 @@ def fork(
         starts = starts_before(source.environment, manifest.rounds_completed)
         parts.storage.write(ENVIRONMENT, environment_file(starts))
         lease.check()
-        own = {"fingerprint": config.fingerprint(), "inputs": input_digests(parts.storage)}
+        counters = {name: count for name, count in manifest.counters.items() if name != ENDED_EARLY}
+        own = {"fingerprint": config.fingerprint(), "inputs": input_digests(parts.storage), "counters": counters}
         parts.commits.write_manifest(manifest.model_copy(update=own))
     return config, manifest.rounds_completed
 

@@ -13,6 +13,7 @@ from rayfl.experiment.parts import Parts
 from rayfl.params import Tree
 from rayfl.results.schemas import same_data
 from rayfl.results.tables import ResultTables
+from rayfl.storage.manifest import CLIP_NORM, ENDED_EARLY
 from rayfl.system.schedule import Clock
 from rayfl.system.unfinished import Unfinished
 
@@ -29,6 +30,8 @@ class Progress:
         bytes_up: bytes received from clients so far.
         clock: virtual time of a simulated system.
         unfinished: updates under way, if rounds have no barrier.
+        ended_early: whether the run has ended before its last round (``early_stopping``).
+        moved_norm: the clipping norm of the next round, where it is not the first one (``privacy.target_quantile``).
     """
 
     rounds_completed: int
@@ -38,6 +41,12 @@ class Progress:
     bytes_up: int = 0
     clock: Clock = field(default_factory=Clock)
     unfinished: Unfinished = field(default_factory=Unfinished)
+    ended_early: bool = False
+    moved_norm: float | None = None
+
+    def over(self, rounds: int) -> bool:
+        """Returns whether a run of so many rounds is finished."""
+        return self.ended_early or self.rounds_completed >= rounds
 
     @classmethod
     def after(
@@ -45,7 +54,7 @@ class Progress:
         rounds_completed: int,
         server: Tree,
         tables: ResultTables,
-        counters: Mapping[str, int],
+        counters: Mapping[str, int | float],
         unfinished: Unfinished,
     ) -> Progress:
         """Returns the progress after some rounds, with the totals that :attr:`counters` gave then."""
@@ -53,16 +62,20 @@ class Progress:
             rounds_completed,
             server,
             tables,
-            **{name: counters.get(name, 0) for name in ("bytes_down", "bytes_up")},
-            clock=Clock(**{name: counters.get(f"clock_{name}", 0) for name in asdict(Clock())}),
+            **{name: int(counters.get(name, 0)) for name in ("bytes_down", "bytes_up")},
+            clock=Clock(**{name: int(counters.get(f"clock_{name}", 0)) for name in asdict(Clock())}),
             unfinished=unfinished,
+            ended_early=bool(counters.get(ENDED_EARLY)),
+            moved_norm=counters.get(CLIP_NORM),
         )
 
     @property
-    def counters(self) -> dict[str, int]:
-        """The totals that a manifest has: bytes, and the virtual time."""
+    def counters(self) -> dict[str, int | float]:
+        """What a manifest has beside files: bytes, the virtual time, whether the run has ended early, a norm."""
         clock = {f"clock_{name}": value for name, value in asdict(self.clock).items() if value}
-        return {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up, **clock}
+        ended = {ENDED_EARLY: 1} if self.ended_early else {}
+        moved = {} if self.moved_norm is None else {CLIP_NORM: self.moved_norm}
+        return {"bytes_down": self.bytes_down, "bytes_up": self.bytes_up, **clock, **ended, **moved}
 
 
 def empty_tables(parts: Parts) -> ResultTables:
@@ -78,6 +91,7 @@ def empty_tables(parts: Parts) -> ResultTables:
         buffered=parts.buffered,
         method=own_name(method),
         adapters=bool(parts.task.network.groups),
+        adaptive=parts.config.privacy.target_quantile is not None,
         unseen=parts.num_unseen,
         content=parts.dataset.content_hash(),
     )

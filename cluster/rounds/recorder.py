@@ -90,7 +90,7 @@ class Recorder:
         rounds: int,
         server: Tree,
         results: ResultTables,
-        counters: dict[str, int],
+        counters: dict[str, int | float],
         federation: Federation,
         handles: dict[Any, int],
     ) -> Manifest:
@@ -166,6 +166,10 @@ class Recorder:
     def committed(self) -> dict[str, int]:
         """Number of rows on storage by table; to be read only while no commit is under way."""
         return {name: table.rows for name, table in self._tables.items()}
+
+    def rows(self, name: str) -> pa.Table:
+        """Returns a table of the last commit; without one, a table without rows and columns."""
+        return pa.table({}) if self.manifest is None else read_whole(self._store, self.manifest, name)
 
     def results(self) -> dict[str, pa.Table]:
         """Returns the tables of the last commit by name, and writes them beside ``commits/``. There must be a commit.

@@ -71,9 +71,14 @@ class Committed:
     """
 
     rounds: int = 0
+    ended_early: bool = False
     table: pa.Table = field(default_factory=ROUNDS_SCHEMA.empty_table)
     problem: str = ""
     clients: pa.Table | None = None
+
+    def over(self, trial: Trial) -> bool:
+        """Returns whether the experiment is finished."""
+        return self.ended_early or self.rounds >= trial.config.train.rounds
 
 
 def committed(trial: Trial, with_clients: bool = False) -> Committed:
@@ -84,7 +89,8 @@ def committed(trial: Trial, with_clients: bool = False) -> Committed:
         if manifest is None:
             return Committed()
         clients = read_whole(store, manifest, "clients") if with_clients else None
-        return Committed(manifest.rounds_completed, read_whole(store, manifest, "rounds"), clients=clients)
+        rounds = read_whole(store, manifest, "rounds")
+        return Committed(manifest.rounds_completed, manifest.ended_early, rounds, clients=clients)
     except RunError as error:
         return Committed(problem=str(error))
 
@@ -97,7 +103,7 @@ def write_tables(
     for trial in sweep.trials:
         found = committed(trial, with_clients=measure.metric not in METRICS)
         reason = failures.get(trial.name, "") or found.problem
-        status = FINISHED if found.rounds == trial.config.train.rounds else "unfinished"
+        status = FINISHED if found.over(trial) else "unfinished"
         if status != FINISHED:
             status = "failed" if reason else "stopped" if trial.name in stopped else status
         values = measure.summary(found.table, trial.config.algorithm, found.clients)

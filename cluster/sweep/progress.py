@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cluster.sweep.folder import committed
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.trials import Sweep, Trial
@@ -93,14 +94,15 @@ class SweepProgress:
             self.failed(trial, last[FAILURE])
             return
         objective = "".join(f", {score}" for score in self._score(last))
-        if rounds < trial.config.train.rounds:
+        early = rounds < trial.config.train.rounds and committed(trial).ended_early
+        if rounds < trial.config.train.rounds and not early:
             if self._judged is None:
                 self.failed(trial, f"its process ended after {rounds} rounds, without an error")
                 return
             self._judged(trial, rounds)
             self._end(f"stopped after {rounds} rounds{objective}", trial)
         else:
-            self._end(f"finished{objective}", trial)
+            self._end(f"finished{f' early, after {rounds} rounds' if early else ''}{objective}", trial)
 
     def _pace(self, trial: Trial, now: float, rounds: int) -> list[str]:
         """Returns the seconds a round since the first report, with evaluations and commits, and the time left."""

@@ -102,7 +102,7 @@ def run_sweep(sweep: Sweep, options: SweepOptions, say: Callable[[str], None]) -
     _check(sweep, options)
     write_record(sweep)
     stopped = read_stopped(sweep) if options.scheduler else {}
-    left = [t for t in sweep.trials if t.name not in stopped and committed(t).rounds < t.config.train.rounds]
+    left = [t for t in sweep.trials if t.name not in stopped and not committed(t).over(t)]
     failures: dict[str, str] = {}
     stopped_by = None
     if left:

@@ -37,12 +37,15 @@ class Weighted:
         weight: a positive number; the client's sample count, or 1 for a uniform mean. All of a mean are 2^-32 at least.
         group: the mean it belongs to, if there are several (``Clients.means``).
         size: bytes that it takes to send, if it is encoded in fewer than its tensors have; None: those of its tensors.
+        within: whether the change was no longer than the norm that it was clipped to, a scalar of bool; None where it
+            was not clipped.
     """
 
     tree: Tree
     weight: int | float = 1
     group: str = ""
     size: int | None = None
+    within: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

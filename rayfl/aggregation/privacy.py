@@ -4,11 +4,15 @@ A contribution counts as its difference from what the client received. The estim
 contributions, not by how many there are, so that one more client changes the sum by its own contribution alone.
 
 Source: McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models, ICLR 2018, Algorithm
-1 with flat clipping and the estimator of the fixed denominator.
+1 with flat clipping and the estimator of the fixed denominator. The norm that follows a quantile is that of Andrew,
+Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping, NeurIPS 2021, Algorithm 1 with the
+geometric update.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -46,7 +50,7 @@ def reference_of(tree: Mapping[str, Any], broadcast: Mapping[str, Any]) -> dict[
 
 
 def limited(contribution: Weighted, broadcast: Mapping[str, Any], bound: float) -> Weighted:
-    """Returns a client's contribution to a mean, clipped.
+    """Returns a client's contribution to a mean, clipped; it says whether it was within the bound.
 
     Args:
         contribution: the message.
@@ -58,11 +62,14 @@ def limited(contribution: Weighted, broadcast: Mapping[str, Any], bound: float) 
     """
     if contribution.weight != 1:
         raise ValueError(f"returns a weight of {contribution.weight}: under privacy all weights are 1")
-    return replace(contribution, tree=clipped(contribution.tree, reference_of(contribution.tree, broadcast), bound))
+    tree, within = clipped(contribution.tree, reference_of(contribution.tree, broadcast), bound)
+    return replace(contribution, tree=tree, within=within)
 
 
-def clipped(tree: Mapping[str, Any], received: Mapping[str, Tensor], bound: float) -> Tree:
+def clipped(tree: Mapping[str, Any], received: Mapping[str, Tensor], bound: float) -> tuple[Tree, Tensor]:
     """Returns ``received + change * min(1, bound / ||change||)``, with one norm over all leaves; in new memory.
+
+    The second result says whether the norm was within the bound: a scalar of bool, where the leaves are.
 
     Args:
         tree: a client's message.
@@ -70,10 +77,10 @@ def clipped(tree: Mapping[str, Any], received: Mapping[str, Tensor], bound: floa
         bound: C, the largest Euclidean norm of a change.
     """
     changes = {path: leaf.double() - received[path].double() for path, leaf in leaves(tree)}
-    square = torch.stack([change.square().sum() for change in changes.values()]).sum()
-    factor = (bound / square.sqrt()).clamp(max=1)  # a change of zero has the factor min(inf, 1)
+    norm = torch.stack([change.square().sum() for change in changes.values()]).sum().sqrt()
+    factor = (bound / norm).clamp(max=1)  # a change of zero has the factor min(inf, 1)
     moved = {path: (received[path].double() + factor * change) for path, change in changes.items()}
-    return from_leaves({path: leaf.to(received[path].dtype) for path, leaf in moved.items()})
+    return from_leaves({path: leaf.to(received[path].dtype) for path, leaf in moved.items()}), norm <= bound
 
 
 def released(
@@ -100,6 +107,42 @@ def released(
         noise = torch.as_tensor(generator.standard_normal(tuple(leaf.shape)), dtype=torch.float64)
         made[path] = (start + ((leaf.double() - start) * count + deviation * noise) / expected).to(leaf.dtype)
     return from_leaves(made)
+
+
+def following(
+    bound: float,
+    within: int,
+    count: int,
+    expected: int,
+    *,
+    quantile: float,
+    rate: float,
+    deviation: float,
+    generator: np.random.Generator,
+) -> float:
+    """Returns the bound of the next round, ``bound * exp(-rate * (share - quantile))``.
+
+    ``share`` is the private estimate of the share of clients within the bound. Each counts as +1/2 or -1/2, so that one
+    client more changes the sum by 1/2; the denominator is fixed, so ``share`` may leave [0, 1].
+
+    Args:
+        bound: C of this round.
+        within: how many contributions were within it.
+        count: contributions.
+        expected: m, how many there are expected to be.
+        quantile: gamma, the share that is wanted.
+        rate: eta_C.
+        deviation: sigma_b, standard deviation of the normal noise on the sum of the halves.
+        generator: of the noise.
+
+    Raises:
+        OverflowError: the next bound is too large or too small for a number.
+    """
+    share = (within - count / 2 + deviation * generator.standard_normal()) / expected + 0.5
+    found = bound * math.exp(-rate * (share - quantile))
+    if not sys.float_info.min <= found < math.inf:
+        raise OverflowError(f"a bound of {found}")
+    return found
 
 
 def _alike(leaf: Any, received: Any) -> bool:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, create_model, field_validator, model_vali
 from rayfl.config.added import without_added
 from rayfl.config.beginning import InitConfig
 from rayfl.config.cluster_section import ClientsConfig, ClusterConfig
+from rayfl.config.early_stopping import EarlyStoppingConfig
 from rayfl.config.evaluation import EvaluationConfig as EvaluationConfig
 from rayfl.config.identity import FREE, STEPS, fingerprint_of, without_places
 from rayfl.config.section import Section, without_secrets
@@ -75,6 +76,9 @@ class ExperimentConfig(Section):
     )
     attack: AttackConfig = Field(default=AttackConfig(), description="malicious clients, which are in no score")
     evaluation: EvaluationConfig = Field(default=EvaluationConfig(), description="what is measured")
+    early_stopping: EarlyStoppingConfig = Field(
+        default=EarlyStoppingConfig(), description="when the run ends before its last round"
+    )
     engine: EngineConfig = Field(default=EngineConfig(), description="how local updates are executed")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="which processes run the clients")
     clients: ClientsConfig = Field(default=ClientsConfig(), description="what becomes of clients that fail")

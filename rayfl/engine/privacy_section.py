@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_CLIP_LR = 0.2
 
 
 class PrivacyConfig(BaseModel):
-    """User-level differential privacy of what clients send (McMahan et al., ICLR 2018)."""
+    """User-level differential privacy of what clients send (McMahan et al., ICLR 2018).
+
+    The norm may follow a quantile of the clients' own (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -15,7 +22,7 @@ class PrivacyConfig(BaseModel):
         gt=0,
         allow_inf_nan=False,
         description="C, the largest Euclidean norm of what a client's message differs by from what it received; longer "
-        "changes are scaled down; null: no limit, and no privacy",
+        "changes are scaled down; null: no limit, and no privacy; with target_quantile the one of the first round",
     )
     noise_multiplier: float = Field(
         0.0,
@@ -25,6 +32,25 @@ class PrivacyConfig(BaseModel):
     )
     delta: float | None = Field(
         None, gt=0, lt=1, description="of (epsilon, delta)-differential privacy; null: K^-1.1 of K clients"
+    )
+    target_quantile: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="gamma: C moves until this share of the clients' changes is no longer than it; null: C is fixed",
+    )
+    clip_lr: float = Field(
+        _CLIP_LR,
+        gt=0,
+        allow_inf_nan=False,
+        description="eta_C: a round multiplies C by exp(-eta_C (b - gamma)), b the noised share of changes up to C",
+    )
+    count_noise: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="sigma_b, standard deviation of the noise of the number of changes up to C; null: m / 20 of m "
+        "clients expected in a round, and none where noise_multiplier is 0",
     )
 
     @property
@@ -36,6 +62,39 @@ class PrivacyConfig(BaseModel):
         """Returns delta for a number of clients."""
         return clients**-1.1 if self.delta is None else self.delta
 
+    def count_noise_of(self, expected: int) -> float:
+        """Returns sigma_b, the standard deviation of the noise of a round's count; 0 without noise.
+
+        Args:
+            expected: m, how many clients are expected in a round.
+        """
+        if not self.noise_multiplier:
+            return 0.0
+        return expected / 20 if self.count_noise is None else self.count_noise
+
+    def sum_noise_of(self, expected: int) -> float:
+        """Returns the noise multiplier of the sum of the changes.
+
+        With a fixed norm it is z. Where a count is released, too, it is z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), so
+        that both together cost as much as the sum alone with z (Andrew et al., 2021, Theorem 1).
+
+        Args:
+            expected: m, how many clients are expected in a round.
+
+        Raises:
+            ValueError: the count has too little noise: 2 sigma_b must be larger than z.
+        """
+        z = self.noise_multiplier
+        if self.target_quantile is None or not z:
+            return z
+        share = z / (2 * self.count_noise_of(expected))
+        if share >= 1:
+            raise ValueError(
+                f"the count's noise of {self.count_noise_of(expected):g} alone costs more than "
+                f"noise_multiplier={z:g} allows: it must be above {z / 2:g}"
+            )
+        return z / math.sqrt(1 - share**2)
+
     @model_validator(mode="after")
     def _noise_of_a_limit(self) -> PrivacyConfig:
         if self.clip_norm is None and (self.noise_multiplier or self.delta is not None):
@@ -44,4 +103,16 @@ class PrivacyConfig(BaseModel):
             )
         if self.delta is not None and not self.noise_multiplier:
             raise ValueError("delta without noise: set privacy.noise_multiplier, or drop delta")
+        return self
+
+    @model_validator(mode="after")
+    def _quantile_of_a_limit(self) -> PrivacyConfig:
+        if self.target_quantile is None:
+            if self.clip_lr != _CLIP_LR or self.count_noise is not None:
+                raise ValueError("clip_lr and count_noise are of a norm that moves: set privacy.target_quantile")
+            return self
+        if self.clip_norm is None:
+            raise ValueError("target_quantile needs a norm to begin with: set privacy.clip_norm")
+        if self.count_noise is not None and not self.noise_multiplier:
+            raise ValueError("count_noise alone makes nothing private: set privacy.noise_multiplier, or drop it")
         return self

@@ -32,6 +32,7 @@ class RoundContext:
         unseen: how many further clients are held out from training.
         unseen_epochs: local epochs of such a client when it joins; None: those of ``train``.
         privacy: limits of what clients send, and noise.
+        moved_norm: C of this round, where it has moved from the first one (``privacy.target_quantile``).
         compression: what clients' messages lose on their way.
         aggregator: what stands for the mean of what clients send.
         attack: what malicious clients do.
@@ -49,6 +50,7 @@ class RoundContext:
     unseen: int = 0
     unseen_epochs: int | None = None
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    moved_norm: float | None = None
     compression: Compression = field(default_factory=NoCompression)
     aggregator: Aggregator = field(default_factory=Mean)
     attack: AttackConfig = field(default_factory=AttackConfig)
@@ -68,6 +70,11 @@ class RoundContext:
     def one_by_one(self) -> bool:
         """Returns whether the server needs the summands of a mean one by one."""
         return self.attack.on_messages or not isinstance(self.aggregator, Mean)
+
+    @property
+    def clip_norm(self) -> float | None:
+        """C, the norm that messages of the round are clipped to; None without ``privacy``."""
+        return self.privacy.clip_norm if self.moved_norm is None else self.moved_norm
 
     def staleness(self, client: int) -> int:
         """s, how many steps the server has taken since a client of the cohort began; 0 in synchronous rounds."""

@@ -18,6 +18,7 @@ from rayfl.experiment.checks import (
     check_trainable,
     statistics_remarks,
 )
+from rayfl.experiment.early_stopping import check_early_stopping
 from rayfl.experiment.evaluated import (
     check_drawn,
     check_evaluated,
@@ -95,6 +96,9 @@ def check_parts(parts: Parts) -> np.ndarray:
     if parts.dataset.spec.target == "survival":
         check_events(parts.dataset, available)
     check_evaluated(parts.config, sizes[parts.honest(range(available))])
+    if parts.config.early_stopping.on:
+        scored = sizes[parts.honest(range(available))]
+        check_early_stopping(parts.config, parts.initial_server(), parts.task, parts.context, scored)
     algorithm.check_data(parts.task, sizes[:available], parts.config.holdout.public)
     if parts.num_unseen:
         check_newcomers(parts.config, sizes[available:])

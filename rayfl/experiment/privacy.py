@@ -43,6 +43,13 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
         )
     if not isinstance(config.system, NoSystem):
         raise ConfigError("privacy: on simulated devices (system) who takes part depends on the clients' data")
+    try:
+        noise = privacy.sum_noise_of(context.cohort_size)
+    except ValueError as error:
+        raise ConfigError(
+            f"privacy.count_noise: {error}; raise it, or train.clients_per_round, of which it is a twentieth by "
+            "default, or lower privacy.noise_multiplier"
+        ) from error
     if not privacy.noise_multiplier:
         _log.warning("privacy.noise_multiplier is 0: messages are clipped, and nothing is private")
         return
@@ -58,6 +65,12 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
     _check_delta(privacy, train, context.num_clients)
     if config.init.source is not None and config.init.what == "model":
         _log.warning("privacy: what the model of init.from has learned from these clients is not counted in epsilon")
+    if privacy.target_quantile is not None:
+        _log.info(
+            "privacy: the count of changes up to the clipping norm gets noise of %g, and the sum of %.4g times the "
+            "norm, which together cost as much as %g times the norm alone",
+            privacy.count_noise_of(context.cohort_size), noise, privacy.noise_multiplier,
+        )  # fmt: skip
     _log.info("%s", promise(privacy, train, context.num_clients, train.rounds))
 
 

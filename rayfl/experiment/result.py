@@ -24,6 +24,7 @@ class Result:
         rounds: summaries over clients, schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
         clients: one row per client, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
         rounds_completed: rounds done.
+        ended_early: whether the run ended before its last round (``early_stopping``).
         partition: SHA-256 of who owns which sample (``partition.parquet`` in the folder).
         skipped: clients that failed and were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.
         damage: what damage to files has cost the run, schema ``rayfl.results.tables.DAMAGE_SCHEMA``; empty if nothing.
@@ -37,6 +38,7 @@ class Result:
     partition: str = ""
     skipped: pa.Table = field(default_factory=SKIPPED_SCHEMA.empty_table)
     damage: pa.Table = field(default_factory=DAMAGE_SCHEMA.empty_table)
+    ended_early: bool = False
 
     @property
     def epsilon(self) -> float | None:

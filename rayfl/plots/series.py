@@ -101,10 +101,14 @@ def series_of(runs: Sequence[RunFolder], pooled: bool = True) -> list[Series]:
 def _need_one_round(runs: Sequence[RunFolder]) -> None:
     least, most = (end(runs, key=lambda run: run.rounds_completed) for end in (min, max))
     if least.rounds_completed < most.rounds_completed:
+        instead = (
+            "leave one out"
+            if least.finished
+            else f"finish the first (rayfl run {shlex.quote(least.uri)}), or leave it out"
+        )
         raise RunError(
             f"{least.uri} has done {least.rounds_completed} of {least.total_rounds} rounds, and {most.uri}, with "
-            f"another seed, {most.rounds_completed}: their numbers are of different rounds; finish the first (rayfl "
-            f"run {shlex.quote(least.uri)}), or leave it out"
+            f"another seed, {most.rounds_completed}: their numbers are of different rounds; {instead}"
         )
 
 

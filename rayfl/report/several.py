@@ -269,7 +269,7 @@ def _runs(runs: Sequence[Run]) -> list[Block]:
                 Cell(run.name),
                 Cell(run.method),
                 number(run.seed, 0),
-                Cell(f"{run.rounds_completed} of {run.total_rounds}", run.rounds_completed),
+                Cell(run.rounds_text, run.rounds_completed),
                 Cell(run.partition_hash[:12] or "-"),
                 Cell(str(versions.get("rayfl", "-"))),
                 Cell(str(versions.get("torch", "-"))),

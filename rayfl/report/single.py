@@ -77,7 +77,7 @@ def _facts(run: Run) -> Facts:
     pairs = [
         ("Method", run.method),
         ("Data set", run.dataset),
-        ("Rounds", f"{run.rounds_completed} of {run.total_rounds}"),
+        ("Rounds", run.rounds_text),
         ("Seed", str(run.seed)),
         ("Partition", run.partition_hash[:16] or "not known"),
         ("Folder", run.uri),

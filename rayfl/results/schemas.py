@@ -36,6 +36,9 @@ METRICS_KEY = b"rayfl.metrics"
 ADAPTERS_KEY = b"rayfl.adapters"
 """In the metadata of tables of runs that train adapters, whose ``rounds`` have the column ``product_error``."""
 
+ADAPTIVE_KEY = b"rayfl.adaptive"
+"""In the metadata of tables of runs whose clipping norm moves: ``rounds`` has the column ``clip_norm``."""
+
 METRICS = ("loss", "top1", "top5", "ece", "mce")
 """The metrics that all tables have columns for; null where the task has no such metric."""
 
@@ -107,6 +110,10 @@ _PRODUCT_ERROR = pa.field("product_error", pa.float64())
 """Of runs that train adapters: how far the product of the cohort's mean factors is from the mean of their products
 (``rayfl.models.pretrained.products``); null where these are not averaged together, and in rows of all clients."""
 
+CLIP_NORM = "clip_norm"
+_CLIP_NORM = pa.field(CLIP_NORM, pa.float64())
+"""Of runs whose clipping norm moves (``privacy.target_quantile``): the one of the round."""
+
 _STALENESS = (pa.field("staleness", pa.float64()), pa.field("staleness_max", pa.int32()))
 _OWN_STALENESS = pa.field("staleness", pa.int32())
 BUFFERED_ROUNDS_SCHEMA = SIMULATED_ROUNDS_SCHEMA.append(_STALENESS[0]).append(_STALENESS[1])
@@ -171,7 +178,8 @@ def unfit_metrics(metrics: Sequence[Metric]) -> str:
     """Returns why tables cannot have these metrics, in words; empty if they can."""
     if not any(metric.name == "loss" for metric in metrics):
         return "none of them is called loss, which reports show of every task"
-    taken = {*CLIENTS_SCHEMA.names, *BUFFERED_ROUNDS_SCHEMA.names, *_LISTED, _PRODUCT_ERROR.name} - set(METRICS)
+    taken = {*CLIENTS_SCHEMA.names, *BUFFERED_ROUNDS_SCHEMA.names, *_LISTED, _PRODUCT_ERROR.name, CLIP_NORM}
+    taken -= set(METRICS)
     for name in (metric.name for metric in metrics):
         columns = [name] if name in METRICS else [f"{prefix}{name}{suffix}" for prefix, suffix in _COLUMNS]
         if clash := next((column for column in columns if column in taken), None):
@@ -205,6 +213,7 @@ def schema_of(
     simulated: bool = False,
     buffered: bool = False,
     adapters: bool = False,
+    adaptive: bool = False,
 ) -> pa.Schema:
     """The columns of a table, of a task with these metrics.
 
@@ -218,6 +227,7 @@ def schema_of(
         simulated: whether devices are simulated.
         buffered: whether rounds have no barrier, which only simulated devices can have.
         adapters: whether adapters are trained.
+        adaptive: whether the clipping norm moves.
     """
     own, schema = own_metrics(metrics), ALL_TABLES[name]
     added = []
@@ -230,7 +240,8 @@ def schema_of(
         schema = schema.append(pa.field(column, pa.float64()))
     for field in _of_devices(name, simulated, buffered):
         schema = schema.append(field)
-    return schema.append(_PRODUCT_ERROR) if adapters and name == "rounds" else schema
+    further = [_PRODUCT_ERROR] * adapters + [_CLIP_NORM] * adaptive if name == "rounds" else []
+    return pa.schema([*schema, *further])
 
 
 def _of_devices(name: str, simulated: bool, buffered: bool) -> Sequence[pa.Field]:
@@ -250,8 +261,9 @@ def known_schema(name: str, schema: pa.Schema) -> bool:
         metrics = metrics_of(schema)
     except (ValueError, TypeError):
         return False
-    kinds, adapters = ((False, False), (True, False), (True, True)), ADAPTERS_KEY in (schema.metadata or {})
-    return any(schema.equals(schema_of(name, metrics, simulated, buffered, adapters)) for simulated, buffered in kinds)
+    kinds = ((False, False), (True, False), (True, True))
+    others = [key in (schema.metadata or {}) for key in (ADAPTERS_KEY, ADAPTIVE_KEY)]
+    return any(schema.equals(schema_of(name, metrics, simulated, buffered, *others)) for simulated, buffered in kinds)
 
 
 def data_metadata(partition: str, content: str | None) -> dict[bytes, bytes]:
@@ -269,5 +281,5 @@ def same_data(one: Mapping[bytes, bytes] | None, other: Mapping[bytes, bytes]) -
 def recorded_schema(name: str, metadata: Mapping[bytes, bytes], simulated: bool, buffered: bool) -> pa.Schema:
     """The columns of a table whose metadata are these; ``simulated`` and ``buffered`` as for :func:`schema_of`."""
     metrics = metrics_of(pa.schema([], dict(metadata)))
-    schema = schema_of(name, metrics, simulated, buffered, ADAPTERS_KEY in metadata)
+    schema = schema_of(name, metrics, simulated, buffered, ADAPTERS_KEY in metadata, ADAPTIVE_KEY in metadata)
     return schema.with_metadata(dict(metadata))

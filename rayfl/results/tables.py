@@ -13,7 +13,9 @@ from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import (
     ADAPTERS_KEY,
+    ADAPTIVE_KEY,
     CLIENTS_KEY,
+    CLIP_NORM,
     METHOD_KEY,
     METRICS,
     SKIPPED_SCHEMA,
@@ -48,12 +50,14 @@ class ResultTables:
         adapters: whether adapters are trained, which have a product error.
         unseen: how many of the clients, the last ones, take no part in training.
         content: checksum of the source's samples, kept in the tables' metadata; None leaves it out.
+        adaptive: whether the clipping norm moves.
 
     Attributes:
         committed: by table, how many rows there were before these.
         metadata: of all tables.
         simulated_s: the virtual time of new rows of ``rounds``, where they have it.
         staleness: of the round's updates by client, for new rows that have it.
+        clip_norm: of the round, for new rows of ``rounds`` that have it.
         undefined: which metrics were undefined in evaluations, and why, a sentence each.
     """
 
@@ -75,13 +79,14 @@ class ResultTables:
         adapters: bool = False,
         unseen: int = 0,
         content: str | None = None,
+        adaptive: bool = False,
     ) -> None:
         self._names = names
         self._sweep = sweep
         self._partition, self._content = partition, content
         self._personalized, self._method = personalized, method
         self._measures, self._simulated, self._buffered = measures, simulated, buffered
-        self._adapters = adapters
+        self._adapters, self._adaptive = adapters, adaptive
         self._unseen = unseen
         self._columns = (*METRICS, *(metric.name for metric in own_metrics(measures.metrics)))
         self.metadata = {**data_metadata(partition, content), CLIENTS_KEY: str(len(names) - unseen).encode()}
@@ -94,15 +99,18 @@ class ResultTables:
             self.metadata[METHOD_KEY] = method.encode()
         if adapters:
             self.metadata[ADAPTERS_KEY] = b"1"
+        if adaptive:
+            self.metadata[ADAPTIVE_KEY] = b"1"
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
         self.committed = {name: (committed or {}).get(name, 0) for name in given}
-        schemas = {name: schema_of(name, measures.metrics, simulated, buffered, adapters) for name in given}
+        schemas = {name: schema_of(name, measures.metrics, simulated, buffered, adapters, adaptive) for name in given}
         tables = {name: schemas[name].empty_table() if table is None else table for name, table in given.items()}
         tables = {name: table.replace_schema_metadata(self.metadata) for name, table in tables.items()}
         self.clients, self.rounds = tables["clients"], tables["rounds"]
         self.skipped, self.calibration = tables["skipped"], tables["calibration"]
         self.simulated_s: float | None = None
         self.staleness: Mapping[int, int] = {}
+        self.clip_norm: float | None = None
         self.undefined: dict[str, None] = {}
 
     def by_name(self) -> dict[str, pa.Table]:
@@ -136,6 +144,7 @@ class ResultTables:
             adapters=self._adapters,
             unseen=self._unseen,
             content=self._content,
+            adaptive=self._adaptive,
         )
 
     def add_skipped(self, round: int, failures: Mapping[int, tuple[str, str]]) -> None:
@@ -251,6 +260,9 @@ class ResultTables:
         if "simulated_s" in self.rounds.schema.names:
             for row in rows:
                 row["simulated_s"] = self.simulated_s
+        if self._adaptive:
+            for row in rows:
+                row[CLIP_NORM] = self.clip_norm
         if "staleness" in self.rounds.schema.names and self.staleness:
             each = list(self.staleness.values())
             for row in rows:

@@ -135,6 +135,8 @@ class CommittedModels:
 
 def _was_last(run: RunFolder, rounds: int) -> bool:
     """Returns whether a round was the last one when it was evaluated; the run may have been given more since."""
+    if run.ended_early and rounds == run.rounds_completed:
+        return True
     starts = starts_before(run.environment, rounds)
     planned = starts[-1].get("rounds") if starts else None
     return rounds == (planned if isinstance(planned, int) else run.config.train.rounds)

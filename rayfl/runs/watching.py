@@ -75,7 +75,7 @@ def standing(path: str, schema: type[ExperimentConfig]) -> tuple[Standing, LiveV
     rounds = run.config.train.rounds
     completed = max(run.kept(), default=0)
     holder = _holder(run)
-    state = "finished" if completed >= rounds else "running" if holder else "stopped"
+    state = "finished" if completed >= rounds or run.ended_early else "running" if holder else "stopped"
     pace = _pace(run, completed)
     rows, unseen = _rows(run), _rows(run, "unseen")
     evaluated = max((int(row["round"]) for row in rows), default=None)
@@ -94,7 +94,7 @@ def standing(path: str, schema: type[ExperimentConfig]) -> tuple[Standing, LiveV
         state=state,
         holder="" if holder is None else str(holder),
         seconds_a_round=pace,
-        seconds_left=None if pace is None else pace * max(rounds - completed, 0),
+        seconds_left=None if pace is None else pace * (0 if state == "finished" else rounds - completed),
         evaluated=evaluated,
         metric=first.name,
         score=score,

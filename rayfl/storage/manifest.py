@@ -17,6 +17,10 @@ from rayfl.errors import DamageError, RunError
 from rayfl.naming.texts import FileName
 
 FORMAT_VERSION = 4
+ENDED_EARLY = "ended_early"
+"""The counter of a run that has ended before its last round."""
+CLIP_NORM = "clip_norm"
+"""Beside the counters: the clipping norm of the next round, where it has moved (``privacy.target_quantile``)."""
 _WITHOUT_CHECKSUM = 1
 """The version whose manifests do not have a checksum of their own."""
 
@@ -50,7 +54,7 @@ class Manifest(BaseModel):
         server: file of the server's tree.
         states: file with the newest state, by client id.
         tables: Parquet files of each table by its name, in the order of their rows.
-        counters: totals since the start, such as bytes sent.
+        counters: totals since the start, such as bytes sent; and a clipping norm that moves.
         inputs: SHA-256 of the files that identify the run, by name; none in commits before version 4.
     """
 
@@ -62,8 +66,18 @@ class Manifest(BaseModel):
     server: StoredFile
     states: dict[int, StoredFile] = {}
     tables: dict[str, TableFiles] = {}
-    counters: dict[str, int] = {}
+    counters: dict[str, int | float] = {}
     inputs: dict[str, str] = {}
+
+    @property
+    def ended_early(self) -> bool:
+        """Returns whether the run has ended with this commit, before its last round."""
+        return bool(self.counters.get(ENDED_EARLY))
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Returns the clipping norm of the next round; None where it is the first one."""
+        return self.counters.get(CLIP_NORM)
 
     def files(self) -> set[str]:
         """The names of all files of this commit but the manifest itself."""

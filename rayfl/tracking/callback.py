@@ -75,5 +75,8 @@ class Callback:
     def on_failure(self, reason: str, rounds_completed: int) -> None:
         """An actor died; the run goes on from the commit of ``rounds_completed``."""
 
+    def on_early_end(self, rounds_completed: int, why: str) -> None:
+        """The run ends before its last round (``early_stopping``); ``why`` is a sentence."""
+
     def on_end(self, rounds_completed: int) -> None:
         """The run is over, finished or not; called exactly once after ``on_start``."""

@@ -84,6 +84,14 @@ class ConsoleProgress(Callback):
             self._last_line = time.monotonic()
             self._say(self._view.line())
 
+    def on_early_end(self, rounds_completed: int, why: str) -> None:
+        self._console.print(
+            f"Ends early, after round {rounds_completed} of {self._rounds}: {why}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
     def on_failure(self, reason: str, rounds_completed: int) -> None:
         self._view.rewound(rounds_completed)
         now = time.strftime("%H:%M:%S")

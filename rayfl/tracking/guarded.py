@@ -55,6 +55,9 @@ class Guarded(Callback):
     def on_failure(self, reason: str, rounds_completed: int) -> None:
         self._tell(self._listener.on_failure, reason, rounds_completed)
 
+    def on_early_end(self, rounds_completed: int, why: str) -> None:
+        self._tell(self._listener.on_early_end, rounds_completed, why)
+
     def on_end(self, rounds_completed: int) -> None:
         self._tried(self._listener.on_end, rounds_completed)
 

@@ -10,10 +10,10 @@ from typing import Any
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ResourceError
 from rayfl.results.personalized import PersonalizedRows
-from rayfl.results.schemas import BUFFERED_ROUNDS_SCHEMA
+from rayfl.results.schemas import BUFFERED_ROUNDS_SCHEMA, CLIP_NORM
 
 NAMES = ("top1", "top1_std", "top1_worst5", "top1_jain", "loss", "ece", "mce", "clients")
-_KEYS = frozenset(BUFFERED_ROUNDS_SCHEMA.names)
+_KEYS = frozenset({*BUFFERED_ROUNDS_SCHEMA.names, CLIP_NORM})
 
 
 def place(row: Mapping[str, Any]) -> str:
@@ -69,7 +69,8 @@ class Overview:
 def scalars(rows: Iterable[Mapping[str, Any]], chosen: Overview | None = None) -> dict[str, float]:
     """The numbers of some summary rows by name, such as ``top1/test, all clients, received/global``.
 
-    The task's own metrics come with their means, spreads and, of the first, worst clients.
+    The task's own metrics come with their means, spreads and, of the first, worst clients. A clipping norm that moves
+    is one number of its round, ``clip_norm``.
 
     Args:
         rows: of ``rounds.parquet``.
@@ -77,6 +78,8 @@ def scalars(rows: Iterable[Mapping[str, Any]], chosen: Overview | None = None) -
     """
     found = {}
     for row in rows:
+        if row.get(CLIP_NORM) is not None:
+            found[CLIP_NORM] = float(row[CLIP_NORM])
         own = [name for name in row if name not in _KEYS and not name.startswith("pooled_")]
         for name in (*NAMES, *own):
             # of other tasks than classification rows lack the columns of its first metric

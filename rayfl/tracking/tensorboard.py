@@ -38,6 +38,7 @@ class TensorBoard(Callback):
         self._others: set[Any] = set()
         self._threads: set[Any] | None = None
         self._hook = threading.excepthook
+        self._ended_early = False
 
     def on_start(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter  # half a second that only runs pay
@@ -92,11 +93,17 @@ class TensorBoard(Callback):
         assert self._writer is not None
         self._writer.add_text("failures", reason, rounds_completed)
 
+    def on_early_end(self, rounds_completed: int, why: str) -> None:
+        assert self._writer is not None
+        self._ended_early = True
+        self._writer.add_text("early stopping", why, rounds_completed)
+
     def on_end(self, rounds_completed: int) -> None:
         try:
             if self._writer is None:
                 return
-            if self._config is not None and rounds_completed == self._config.train.rounds and self._newest:
+            over = self._config is not None and (self._ended_early or rounds_completed == self._config.train.rounds)
+            if self._config is not None and over and self._newest:
                 self._finish(self._writer, self._config, rounds_completed)
             self._writer.close()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.aggregation.privacy import clipped, limited, reference_of, released
+from rayfl.aggregation.privacy import clipped, following, limited, reference_of, released
 from rayfl.params import Tree, leaves, subtract
 from tests.support.toys import assert_close
 
@@ -32,15 +33,60 @@ def sent(*numbers: float) -> Tree:
 @given(st.lists(st.floats(-1e3, 1e3), min_size=5, max_size=5), st.floats(1e-3, 1e3))
 def test_a_change_is_scaled_to_the_bound_and_keeps_its_direction(numbers: list[float], bound: float) -> None:
     message = sent(*numbers)
-    change, found = subtract(message, RECEIVED), subtract(clipped(message, PATHS, bound), RECEIVED)
+    change, found = subtract(message, RECEIVED), subtract(clipped(message, PATHS, bound)[0], RECEIVED)
     factor = min(1, bound / norm(change)) if norm(change) else 1
     assert norm(found) <= bound * (1 + 1e-9) + 1e-12
     assert_close(found, {name: factor * leaf for name, leaf in change.items()}, atol=1e-9)
 
 
 def test_one_norm_is_over_all_leaves() -> None:
-    found = subtract(clipped(sent(3, 0, 0, 0, 4), PATHS, 1.0), RECEIVED)
+    found = subtract(clipped(sent(3, 0, 0, 0, 4), PATHS, 1.0)[0], RECEIVED)
     assert_close(found, subtract(sent(0.6, 0, 0, 0, 0.8), RECEIVED), atol=1e-12)
+
+
+@pytest.mark.parametrize(("bound", "within"), [(5.0, True), (4.999, False), (6.0, True)])
+def test_a_contribution_says_whether_it_was_within_the_bound(bound: float, within: bool) -> None:
+    found = limited(Weighted(sent(3, 0, 0, 0, 4), 1), {"model": RECEIVED}, bound)
+    assert found.within is not None and bool(found.within) is within
+
+
+def moved(bound: float, within: int, count: int, seed: int = 0, **options: float) -> float:
+    given: dict[str, Any] = {"quantile": 0.5, "rate": 0.2, "deviation": 0.0, **options}
+    return following(bound, within, count, 10, **given, generator=np.random.default_rng(seed))
+
+
+def test_the_bound_moves_by_the_share_within_it() -> None:
+    """The geometric update of Andrew et al. (2021), worked out by hand."""
+    assert moved(3.0, 10, 10) == pytest.approx(3 * math.exp(-0.2 * 0.5), rel=1e-15)  # all of them: it shrinks
+    assert moved(3.0, 0, 10) == pytest.approx(3 * math.exp(0.2 * 0.5), rel=1e-15)
+    assert moved(3.0, 8, 10, quantile=0.8) == pytest.approx(3.0, rel=1e-15)
+    assert moved(3.0, 8, 10, quantile=0.3, rate=1.0) == pytest.approx(3 * math.exp(-0.5), rel=1e-15)
+    # of six with four within it, (4 - 2) / 2 = 1 more half than not, of 10 expected: 0.5 + 1 / 10
+    assert moved(3.0, 4, 6) == pytest.approx(3 * math.exp(-0.2 * 0.1), rel=1e-15)
+
+
+def test_noise_of_the_count_has_its_deviation_over_the_expected_number() -> None:
+    steps = [math.log(moved(1.0, 5, 10, seed, deviation=2.0)) / -0.2 for seed in range(4000)]
+    assert np.std(steps) == pytest.approx(2.0 / 10, rel=0.03)
+    assert np.mean(steps) == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("bound", [1e-3, 1e3])
+def test_the_bound_comes_to_the_quantile(quantile: float, bound: float) -> None:
+    norms, generator = np.exp(np.random.default_rng(1).normal(size=100)), np.random.default_rng(2)
+    bounds = [bound]
+    for _ in range(2000):
+        cohort = norms[generator.random(100) < 0.5]
+        options = {"quantile": quantile, "rate": 0.2, "deviation": 2.5, "generator": generator}
+        bounds.append(following(bounds[-1], int((cohort <= bounds[-1]).sum()), len(cohort), 50, **options))
+    assert np.mean([(norms <= bound).mean() for bound in bounds[1000:]]) == pytest.approx(quantile, abs=0.03)
+
+
+@pytest.mark.parametrize(("bound", "within", "rate"), [(1e308, 0, 20.0), (1e-307, 10, 20.0), (1.0, 0, 1e4)])
+def test_a_bound_that_is_no_number_is_refused(bound: float, within: int, rate: float) -> None:
+    with pytest.raises(OverflowError):
+        moved(bound, within, 10, rate=rate)
 
 
 def test_the_estimate_divides_by_the_expected_number() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,6 +91,47 @@ def test_everybody_is_in_a_poisson_cohort_of_all() -> None:
 def test_no_cohort_is_larger_than_all_clients() -> None:
     assert cohort_of(RandomStreams(0), 0, 5, "all", least=7) == [0, 1, 2, 3, 4]
     assert cohort_of(RandomStreams(0), 0, 5, 9, least=7) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("noise", "count"), [(1.0, 5.0), (0.3, 0.2), (9.9, 5.0)])
+def test_sum_and_count_together_cost_what_the_sum_alone_does(noise: float, count: float) -> None:
+    """The sensitivities, C of the sum and 1/2 of the count, each over its noise, add up in squares."""
+    alone = PrivacyConfig(clip_norm=1, noise_multiplier=noise)
+    both = PrivacyConfig(clip_norm=1, noise_multiplier=noise, target_quantile=0.5, count_noise=count)
+    assert alone.sum_noise_of(100) == noise
+    found = both.sum_noise_of(100)
+    assert found == pytest.approx((noise**-2 - (2 * count) ** -2) ** -0.5, rel=1e-12)
+    assert 1 / found**2 + (0.5 / count) ** 2 == pytest.approx(1 / noise**2, rel=1e-9)
+    train = TrainConfig(clients_per_round=30, sampling="poisson")
+    assert epsilon(both, train, 300, 20) == epsilon(alone, train, 300, 20)
+
+
+def test_the_counts_noise_is_a_twentieth_of_the_cohort() -> None:
+    private = PrivacyConfig(clip_norm=1, noise_multiplier=1, target_quantile=0.5)
+    assert private.count_noise_of(100) == 5
+    assert private.model_copy(update={"count_noise": 0.7}).count_noise_of(100) == 0.7
+    assert PrivacyConfig(clip_norm=1, target_quantile=0.5).count_noise_of(100) == 0
+    assert PrivacyConfig(clip_norm=1, target_quantile=0.5).sum_noise_of(1) == 0
+    with pytest.raises(ValueError, match=r"noise of 0.5 alone costs more than noise_multiplier=1 .* above 0.5"):
+        private.sum_noise_of(10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_norm": 1, "target_quantile": 1}, "target_quantile"),
+        ({"clip_norm": 1, "target_quantile": 0}, "target_quantile"),
+        ({"target_quantile": 0.5}, "needs a norm to begin with"),
+        ({"clip_norm": 1, "clip_lr": 0.1}, "set privacy.target_quantile"),
+        ({"clip_norm": 1, "noise_multiplier": 1, "count_noise": 1}, "set privacy.target_quantile"),
+        ({"clip_norm": 1, "target_quantile": 0.5, "count_noise": 1}, "makes nothing private"),
+        ({"clip_norm": 1, "noise_multiplier": 1, "target_quantile": 0.5, "count_noise": 0}, "count_noise"),
+        ({"clip_norm": 1, "target_quantile": 0.5, "clip_lr": 0}, "clip_lr"),
+    ],
+)
+def test_options_of_a_moving_norm_are_refused_where_they_mean_nothing(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrivacyConfig(**options)
 
 
 def test_options_without_meaning_are_refused() -> None:

@@ -20,6 +20,7 @@ from actors.processes.pool import InlinePool
 from algorithms.base import Algorithm
 from algorithms.fedavg import FedAvg
 from algorithms.parts.proximity import proximity
+from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
 from rayfl.engine.aggregators import Mean, Rule
@@ -134,6 +135,7 @@ class Toy:
         compression: of what clients send.
         aggregator: what stands for the mean.
         attack: what malicious clients do.
+        backdoor: with whose trigger test samples are scored once more; the task then has the measures of backdoors.
     """
 
     algorithm: Algorithm
@@ -155,10 +157,12 @@ class Toy:
     compression: NoCompression | Compressor = field(default_factory=NoCompression)
     aggregator: Rule = field(default_factory=Mean)
     attack: AttackConfig = field(default_factory=AttackConfig)
+    backdoor: Backdoor | None = None
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     client_hosts: list[ClientHost] = field(init=False)
     round: int = field(init=False, default=0)
+    moved_norm: float | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
@@ -188,6 +192,7 @@ class Toy:
                 ClientStates(None, i, self.spill),
                 batch_size=256,
                 data_memory=self.data_memory,
+                backdoor=self.backdoor,
             )
             for i in range(self.hosts)
         ]
@@ -205,9 +210,10 @@ class Toy:
 
     def step(self, cohort: Sequence[int] | None = None) -> Tree:
         """Runs one round and returns the server's tree."""
-        self.federation.begin_round(self.round, ("test",))
+        self.federation.begin_round(self.round, ("test",), moved_norm=self.moved_norm)
         chosen = self.cohort(self.round) if cohort is None else list(cohort)
         self.server = {**self.server, **self.algorithm.round(self.server, chosen, self.federation)}
+        self.moved_norm = self.federation.next_norm or self.moved_norm
         self.round += 1
         return self.server
 
