@@ -134,7 +134,7 @@ def _pieces(states: Mapping[int, Tree]) -> list[dict[int, Tree]]:
     """Groups states into transfers of bounded size.
 
     The states that a piece replaces are freed before the next one is copied, which reuses their memory: all states
-    twice would be memory that the kernel maps and clears anew in every round.
+    twice would be memory that the kernel maps and clears again in every round.
     """
     pieces, room = list[dict[int, Tree]](), 0
     for id, state in states.items():

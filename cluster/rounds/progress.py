@@ -45,7 +45,7 @@ class Progress:
     moved_norm: float | None = None
 
     def over(self, rounds: int) -> bool:
-        """Returns whether a run of so many rounds is finished."""
+        """Returns whether a run of that many rounds is finished."""
         return self.ended_early or self.rounds_completed >= rounds
 
     @classmethod

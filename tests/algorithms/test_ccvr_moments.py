@@ -15,7 +15,7 @@ from tests.support.toys import assert_close
 
 
 def problem(counts: Sequence[Sequence[int]] = ((9, 4, 0), (1, 6, 2), (0, 3, 12)), offset: float = 0.0) -> Any:
-    """Features (n_k, 4) and labels of clients who have so many samples of each class."""
+    """Features (n_k, 4) and labels of clients with given numbers of samples by class."""
     generator = np.random.default_rng(5)
     shape = generator.standard_normal((3, 4, 4))
     parts = []
