@@ -52,7 +52,7 @@ def test_inv_admm_5_after_an_exact_solve_the_dual_is_the_negative_gradient(rho: 
 @pytest.mark.parametrize(("eta", "place"), [(1.0, 3.0), (None, 3.0), (1.0, 2.0)])
 @pytest.mark.parametrize("rho", [0.01, 0.5, 3.0])
 def test_inv_admm_6_fixed_point(rho: float, eta: float | None, place: float, start: Any) -> None:
-    """Where w_i = theta and y_i = -grad f_i nothing moves, no matter who takes part; 3 is the minimum of the mean loss."""
+    """Where w_i = theta and y_i = -grad f_i nothing moves, with any cohort; 3 is the minimum of the mean loss."""
     points = (0.0, 4.0, 5.0)
     toy = exact(rho, points, initial=place, start=start, server_lr=eta)
     number = {k: torch.tensor([a - place], dtype=torch.float64) for k, a in enumerate(points)}
