@@ -96,6 +96,7 @@ class PeFLL(Algorithm):
         True,
         "",
         "h reads (v_i - m) / s, with mean m and standard deviation s of the entries of the first descriptor of round 0",
+        kept=True,
     )
     server_lr: float = setting(2e-4, "beta", "learning rate of Adam on the server", ge=0)
     server_max_grad_norm: float | None = setting(

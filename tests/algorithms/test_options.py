@@ -83,6 +83,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("feddistill", "divergence"): {"output": "logits"},
     ("fedfomo", "explore_decay"): {"explore": 0.9},
     ("fedfomo", "fallback"): {"select_on": "validation"},
+    ("fedsam", "weight_floor"): {"adaptive": True},
     ("fedfusion", "smoothing"): {"operator": "multi"},
     ("fedmd", "consensus"): {"digest_loss": "mse"},
     ("fedme", "cluster_outputs"): {"cluster_rounds": (1, 1, 2)},

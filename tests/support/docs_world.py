@@ -44,7 +44,7 @@ from algorithms.fedavg import FedAvg
 class MyMethod(FedAvg):
     name: str = "mine"
 """
-_PARTS = {"train": 2000, "t10k": 100}
+_PARTS = {"train": 2000, "t10k": 2000}
 
 
 def furnish(home: Path, folder: Path, text: str) -> None:

@@ -112,7 +112,7 @@ EXCHANGES = {
         steady=False,
     ),
     "pefll": Case(
-        PeFLL(inner_steps=None, hidden=8, trunk_layers=2, server_lr=0.01),
+        PeFLL(inner_steps=None, hidden=8, trunk_layers=2, server_lr=0.003),
         down=lambda network: 2 * describing(network) + whole(network) + 2,
         up=lambda network: describing(network) + whole(network) + 2,
         uploads=describing_names,
