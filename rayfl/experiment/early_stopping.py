@@ -15,6 +15,7 @@ from rayfl.engine.tasks import Task
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS
 from rayfl.metrics import Metric
+from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree
 
 _log = logging.getLogger("rayfl")
@@ -83,6 +84,12 @@ def _check_course(config: ExperimentConfig, method: Any, task: Task) -> None:
     rounds, least = config.train.rounds, config.early_stopping.min_rounds
     course = [method.course_of(task, round, rounds) for round in range(rounds)]
     if all(part is None for part in course):
+        if names_an_object(method.name):
+            _log.warning(
+                "early_stopping: %s does not say whether a round depends on train.rounds (Algorithm.course): if it "
+                "reads context.rounds, a run that ends early has not come to what it does in its last rounds",
+                method.name,
+            )
         return
     if not all(isinstance(part, bool) for part in course):
         _log.warning(

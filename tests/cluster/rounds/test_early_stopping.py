@@ -226,6 +226,12 @@ def test_what_cannot_be_decided_is_refused(tmp_path: Path, sections: dict[str, A
     assert not (tmp_path / "run").exists()
 
 
+def test_of_a_method_of_ones_own_nobody_knows_its_course(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    method = {"name": "tests.support.own_methods:NoNewcomers"}
+    assert rayfl.run(experiment(tmp_path, method=method, early_stopping={"target": 0.01})).ended_early
+    assert "does not say whether a round depends on train.rounds" in caplog.text
+
+
 def test_a_number_that_never_comes_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The area under the ROC curve of clients with one class each."""
     partition = {"name": "classes", "num_clients": 10, "classes_per_client": 1}
