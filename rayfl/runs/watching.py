@@ -109,6 +109,7 @@ def _view(
 ) -> LiveView:
     hosts = [{"device": device} for device, count in found.devices.items() for _ in range(count)]
     view = LiveView(found.rounds, found.rounds_completed, hosts, first.label)
+    view.over = found.state == "finished"
     view.paced(found.seconds_a_round)
     for number in sorted({int(row["round"]) for row in rows}):
         those = [row for row in rows if row["round"] == number]

@@ -39,7 +39,7 @@ class LiveView:
         self.rounds = rounds
         self.completed = completed
         self.score, self.newcomers, self._label = "", "", label
-        self.state = "starting"
+        self.state, self.over = "starting", False
         self._devices = Counter(str(host["device"]) for host in hosts)
         self._failures = 0
         self._curve: list[tuple[int, float]] = []
@@ -79,9 +79,9 @@ class LiveView:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the speed of the last rounds; None before the first."""
+        """At the speed of the last rounds; None before the first, 0 once the run is over."""
         pace = self.seconds_a_round
-        return None if pace is None else (self.rounds - self.completed) * pace
+        return None if pace is None else (0 if self.over else self.rounds - self.completed) * pace
 
     def line(self) -> str:
         """The view in one line: the time of day, round, pace, time left and score."""

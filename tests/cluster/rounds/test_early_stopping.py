@@ -117,8 +117,9 @@ def test_a_run_that_has_ended_stays_ended(tmp_path: Path) -> None:
     first = rayfl.run(content)
     again = rayfl.run(content, callbacks=[Silent()])
     assert again.ended_early and again.rounds.equals(first.rounds)
-    found, _ = standing(first.path, Experiment)
+    found, view = standing(first.path, Experiment)
     assert (found.state, found.rounds_completed) == ("finished", first.rounds_completed)
+    assert (found.seconds_left, view.seconds_left) == (0, 0)
     run = open_run(first.path, Experiment)
     assert run.finished and run.rounds_text == f"{first.rounds_completed} of {ROUNDS}, ended early"
     with pytest.raises(RunError, match=r"has ended early, after round .* rayfl fork"):
