@@ -147,6 +147,7 @@ def test_every_event_is_passed_on() -> None:
         "on_scores": (1, "all", "received", {}),
         "on_commit": (1,),
         "on_failure": ("", 1),
+        "on_early_end": (1, ""),
         "on_end": (1,),
     }
     for event in events:
