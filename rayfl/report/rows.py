@@ -129,6 +129,12 @@ def lacking(run: Run) -> str:
     )
 
 
+def rounds_done(run: Run) -> str:
+    """Returns how many rounds are done, in words."""
+    early = run.ended_early and run.rounds_completed < run.total_rounds
+    return f"{run.rounds_completed} of {run.total_rounds}{', ended early' if early else ''}"
+
+
 def evaluated(run: Run) -> str:
     """Returns in words whose samples the last evaluation was of: ``all 14 clients``, or ``12 of 14 clients``."""
     count = max((int(row["clients"]) for row in final_by_key(run).values()), default=0)

@@ -21,7 +21,7 @@ from rayfl.report.figures import client_distribution_of_groups, reliability_of_g
 from rayfl.report.grouping import config_table, shown_model
 from rayfl.report.lines import Line
 from rayfl.report.protocol import OVER_CLIENTS, OVER_SEEDS, caption
-from rayfl.report.rows import RowKey
+from rayfl.report.rows import RowKey, rounds_done
 from rayfl.report.setup import commands
 from rayfl.report.significance import LEVEL, PairTest
 from rayfl.runs.loading import Run
@@ -269,7 +269,7 @@ def _runs(runs: Sequence[Run]) -> list[Block]:
                 Cell(run.name),
                 Cell(run.method),
                 number(run.seed, 0),
-                Cell(run.rounds_text, run.rounds_completed),
+                Cell(rounds_done(run), run.rounds_completed),
                 Cell(run.partition_hash[:12] or "-"),
                 Cell(str(versions.get("rayfl", "-"))),
                 Cell(str(versions.get("torch", "-"))),

@@ -28,6 +28,7 @@ from rayfl.report.rows import (
     final_by_key,
     lacking,
     own_key,
+    rounds_done,
     shown_key,
     wall_seconds,
 )
@@ -77,7 +78,7 @@ def _facts(run: Run) -> Facts:
     pairs = [
         ("Method", run.method),
         ("Data set", run.dataset),
-        ("Rounds", run.rounds_text),
+        ("Rounds", rounds_done(run)),
         ("Seed", str(run.seed)),
         ("Partition", run.partition_hash[:16] or "not known"),
         ("Folder", run.uri),

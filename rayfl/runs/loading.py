@@ -9,7 +9,6 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from typing import Any, Self
@@ -233,17 +232,7 @@ class Run:
     @cached_property
     def ended_early(self) -> bool:
         """Returns whether the run has ended before its last round; without its newest commit nobody knows."""
-        store = CommitStore(self.storage)
-        names = store.manifests()
-        with suppress(RunError):
-            return bool(names) and store.read_manifest(names[-1]).ended_early
-        return False
-
-    @property
-    def rounds_text(self) -> str:
-        """How many rounds are done, in words."""
-        of = f"{self.rounds_completed} of {self.total_rounds}"
-        return f"{of}, ended early" if self.ended_early and self.rounds_completed < self.total_rounds else of
+        return CommitStore(self.storage).ended_early()
 
     @cached_property
     def notes(self) -> list[str]:

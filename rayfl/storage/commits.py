@@ -87,6 +87,13 @@ class CommitStore:
         found = self.usable(thoroughly)
         return None if found is None else found.manifest.without(found.lost)
 
+    def ended_early(self) -> bool:
+        """Returns whether the newest commit says that the run has ended before its last round."""
+        names = self.manifests()
+        with suppress(RunError):
+            return bool(names) and self.read_manifest(names[-1]).ended_early
+        return False
+
     def usable(self, thoroughly: bool = False) -> CheckedCommit | None:
         """Returns the newest whole commit, else the newest with whole models and states; None if there is no commit.
 

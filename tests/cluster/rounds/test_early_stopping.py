@@ -18,6 +18,7 @@ from rayfl.config.early_stopping import EarlyStoppingConfig
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import CLASSIFICATION
+from rayfl.report.rows import rounds_done
 from rayfl.runs.folder import open_run
 from rayfl.runs.watching import standing
 from rayfl.storage.commits import CommitStore
@@ -121,7 +122,7 @@ def test_a_run_that_has_ended_stays_ended(tmp_path: Path) -> None:
     assert (found.state, found.rounds_completed) == ("finished", first.rounds_completed)
     assert (found.seconds_left, view.seconds_left) == (0, 0)
     run = open_run(first.path, Experiment)
-    assert run.finished and run.rounds_text == f"{first.rounds_completed} of {ROUNDS}, ended early"
+    assert run.finished and rounds_done(run) == f"{first.rounds_completed} of {ROUNDS}, ended early"
     with pytest.raises(RunError, match=r"has ended early, after round .* rayfl fork"):
         rayfl.run(first.path, train__rounds=20)
 
