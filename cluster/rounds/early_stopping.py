@@ -20,6 +20,9 @@ class EarlyStopping:
         config: the experiment.
         metrics: of the task.
         rows: of evaluations that are done (``rayfl.results.schemas.ROUNDS_SCHEMA``).
+
+    Attributes:
+        watched: whether any evaluation so far had the number that is watched.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class EarlyStopping:
         self._measure = Measure(self._rule.metric or metrics[0].name, self._rule.model, "validation", metrics)
         self._best: tuple[int, float] | None = None
         self._worse = 0
+        self.watched = False
         for round, found in sorted(evaluations(rows).items()):
             self.ends(round, found)
 
@@ -48,6 +52,7 @@ class EarlyStopping:
         value = self._measure.value(rows, self._algorithm)
         if value is None:
             return ""
+        self.watched = True
         if self._reached(value):
             return f"{self._named} is {self._told(value)}, its target is {self._told(float(self._rule.target or 0))}"
         sign = self._measure.shown.sign
@@ -62,11 +67,6 @@ class EarlyStopping:
             f"no evaluation of the last {self._worse} was better{by} than that after round {self._best[0]} "
             f"({self._named} {self._told(self._best[1])})"
         )
-
-    @property
-    def watched(self) -> bool:
-        """Returns whether any evaluation so far had the number that is watched."""
-        return self._best is not None
 
     def _reached(self, value: float) -> bool:
         target, sign = self._rule.target, self._measure.shown.sign

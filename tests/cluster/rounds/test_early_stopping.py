@@ -146,12 +146,13 @@ def test_an_interrupted_run_ends_where_an_undisturbed_one_does(
     assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "pieces"))
 
 
-def test_the_last_evaluation_is_a_last_one(tmp_path: Path) -> None:
+def test_the_last_evaluation_is_a_last_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """All clients are scored, and methods do what they do after the last round."""
     method = {"name": "fedavg", "finetune_epochs": 1}
     evaluation = {"every": 2, "clients": 2}
     result = rayfl.run(experiment(tmp_path, method=method, evaluation=evaluation, early_stopping={"target": 0.01}))
-    assert result.rounds_completed == 2
+    assert result.rounds_completed == 2 and "ends early, after round 2 of 12" in caplog.text
+    assert "no evaluation had the number" not in caplog.text  # it had, and it was enough at once
     rows = [row for row in result.rounds.to_pylist() if (row["cohort"], row["split"]) == ("all", "test")]
     assert {row["model"]: row["clients"] for row in rows} == {"global": 5, "finetuned": 5}
 
