@@ -71,6 +71,8 @@ class ClientStates:
         kept = self._spill.store(_compact(on_cpu))
         with self._lock:
             self._states[client] = kept
+            if self._store is None:
+                return  # nobody writes it: what this state replaces is freed now
             change = (round, self._moves.get(client, 0))
             self._changed.setdefault(round // self._commit_every, {})[client] = (change, kept)
 

@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -16,6 +17,7 @@ from actors.hosting.building import build_host, data_memory_of, pin_threads
 from actors.probing.measure import Measured, ProbeFailedError, measure
 from actors.probing.memory import memory_of
 from actors.probing.probe_calls import ProbeCall
+from actors.processes.gpu_sharing import takes_one_process
 from actors.processes.gpus import Gpu, own_gpu
 from actors.processes.placement import ActorOptions, Node, free_nodes, most_together
 from actors.processes.working_folder import work_in, working_folder
@@ -42,6 +44,7 @@ class ProbeActor:
         self._config = Experiment.knowing(config).model_validate(config)
         gpu = own_gpu() if device == "cuda" else None
         self._device = gpu.device if gpu else device
+        self._exclusive = gpu is not None and takes_one_process(gpu.uuid)
         self._numbers = ray.get_gpu_ids() if gpu else []
 
     def measure(self, calls: Sequence[ProbeCall], samples_bytes: int, neighbours: int) -> Measured:
@@ -62,7 +65,8 @@ class ProbeActor:
         if not divides:
             samples_bytes = min(samples_bytes, data_memory_of(cluster, device, neighbours))
         memory = memory_of(device)
-        return measure(host, self._config.engine, calls, memory, place, samples_bytes, divides)
+        found = measure(host, self._config.engine, calls, memory, place, samples_bytes, divides)
+        return replace(found, exclusive=self._exclusive)
 
 
 _RemoteProbe: Any = ray.remote(ProbeActor)

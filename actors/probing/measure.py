@@ -44,6 +44,7 @@ class Measured:
         device_total_bytes: what the device has.
         divides: whether the actors on the device divide a part of its memory among them to keep samples in.
         saves_memory: whether steps had too little memory before they took less of it and more time.
+        exclusive: whether the device, by its compute mode, takes one process alone.
     """
 
     place: str
@@ -57,6 +58,7 @@ class Measured:
     device_total_bytes: int
     divides: bool = False
     saves_memory: bool = False
+    exclusive: bool = False
 
     def held_by(self, sharing: int) -> int:
         """Bytes that each of ``sharing`` actors on the device may come to keep samples in."""

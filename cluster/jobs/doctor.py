@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.jobs.gpu_sharing import modes, mps_runs
+from actors.processes.gpu_sharing import modes, mps_runs
 from cluster.rounds.privacy import open_to_others, token_file
 from rayfl.data.sources.root import data_root
 from rayfl.errors import RayflError
@@ -139,7 +139,7 @@ def check_gpu_sharing() -> Finding:
             what, "wrong", said, f"nvidia-smi -i {','.join(closed)} -c DEFAULT (as root): no process may use it"
         )
     if alone and not mps:
-        fix = f"leave cluster.actors_per_gpu at 1, or nvidia-smi -i {','.join(alone)} -c DEFAULT, or start MPS"
+        fix = f"set cluster.actors_per_gpu=1, or nvidia-smi -i {','.join(alone)} -c DEFAULT, or start MPS"
         return Finding(what, "warning", f"{said}; MPS does not run: a second process on a GPU fails", fix)
     return Finding(what, "ok", said)
 

@@ -39,12 +39,14 @@ def growing_options(
 
 
 def _actors_on_a_node(cluster: ClusterConfig, cpus: int, gpus: int) -> int:
-    """Returns the number of actors that fill a node's GPUs or, without GPUs, its CPUs; 0 if it must be measured."""
+    """Returns the number of actors that fill a node's GPUs or, without GPUs, its CPUs; 0 if it must be measured.
+
+    With ``actors_per_gpu=auto``, it is one actor for each GPU: nothing can be measured on nodes that are not there yet.
+    """
     share = 1.0 if cluster.cpus_per_actor == "auto" else cluster.cpus_per_actor
     if not gpus:
         return math.floor(cpus / share + 1e-9) if share else 0
-    if cluster.actors_per_gpu == "auto":
-        return 0
+    per_gpu = 1 if cluster.actors_per_gpu == "auto" else cluster.actors_per_gpu
     # A GPU is asked for with the CPUs of all its actors.
-    beside = math.floor(cpus / (share * cluster.actors_per_gpu) + 1e-9) if share else gpus
-    return min(gpus, beside) * cluster.actors_per_gpu
+    beside = math.floor(cpus / (share * per_gpu) + 1e-9) if share else gpus
+    return min(gpus, beside) * per_gpu

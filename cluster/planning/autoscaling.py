@@ -28,7 +28,9 @@ def demand(config: ClusterConfig, resources: Mapping[str, float], num_clients: i
     cpus = 1.0 if config.cpus_per_actor == "auto" else config.cpus_per_actor
     if config.device == "cpu" or (config.device == "auto" and not resources.get("GPU")):
         return [{"CPU": cpus} for _ in range(actors) if cpus]
-    per_gpu = actors if config.actors_per_gpu == "auto" else config.actors_per_gpu
+    per_gpu = config.actors_per_gpu
+    if per_gpu == "auto":
+        per_gpu = actors if config.clients_per_actor == 1 else 1
     return [_bundle(min(per_gpu, actors - first) * cpus) for first in range(0, actors, per_gpu)]
 
 

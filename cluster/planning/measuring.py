@@ -20,7 +20,7 @@ from cluster.planning.autoscaling import AutoscalerRequest, demand
 from cluster.planning.plan import Plan, depends_on_measuring, final_plan
 from cluster.planning.resources import actors_between, plan_actors, wait_for_room
 from rayfl.config.schema import ExperimentConfig
-from rayfl.engine.stack_sizes import clients_for_rows
+from rayfl.engine.stack_sizes import ENOUGH_ROWS, clients_for_rows
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 
@@ -114,7 +114,8 @@ def _asked_for(parts: Parts, sizes: np.ndarray) -> int | None:
     """Returns the number of clients that fill the rows of a step; None if ``engine.rows_per_step`` is not set."""
     config, largest = parts.config, int(sizes[:, 0].max(initial=0))
     batch_size = min(config.train.batch_size or largest, largest)
-    return clients_for_rows(config.engine.rows_per_step, parts.task, batch_size)
+    rows = config.engine.rows_per_step
+    return clients_for_rows(ENOUGH_ROWS if rows == "auto" else rows, parts.task, batch_size)
 
 
 def with_room(

@@ -7,12 +7,13 @@ stacked client (one if they are trained one by one). A tenth of the free memory 
 * One by one, a GPU is idle between the small steps of a client, and several actors fill the gaps: ``actors_per_gpu:
   auto`` is the largest k whose actors fit, but no more than there are CPUs per GPU, nor clients in a round per GPU.
 * Stacked, a GPU waits for what Python does around the steps of each client, and several actors do that side by side:
-  ``auto`` is up to four, each with at least 64 clients of a round that fit together; 1 over a pretrained base, which
-  keeps a GPU at work; or as few as ``num_actors`` (or one actor per client) asks for.
+  ``auto`` is up to four, each with at least 64 clients of a round that fit together.
+* In both cases ``auto`` is 1 over a pretrained base, which keeps a GPU at work and which each actor would have for
+  itself; 1 on GPUs in an exclusive compute mode; and as few as ``num_actors`` (or one actor per client) asks for.
 * ``engine.width: auto`` (the default on GPUs) is the number of clients that fit into an actor's part of the device, but
   no more than its part of a round's clients.
-* ``model.checkpointing: auto`` is true if these are too few to fill ``engine.rows_per_step``, and more fit with it.
-  Costs are then measured once more.
+* ``model.checkpointing: auto`` is true if these are too few to fill ``engine.rows_per_step`` (16,384 if that is
+  ``auto``), and more fit with it. Costs are then measured once more.
 
 If devices differ, the one with the least room decides. All functions are pure: equal measurements give equal plans.
 """
@@ -100,15 +101,12 @@ def final_plan(
     """
     cluster, engine = config.cluster, config.engine
     gpus = sum(math.floor(node.gpus) for node in nodes) if options.per_gpu else 0
-    stacked, more = any(one.vectorized for one in measured), 1
-    if gpus and measured and asks_for(cluster, num_clients) is None:
-        alone = stacked and config.model.name == "pretrained"
+    stacked = any(one.vectorized for one in measured)
+    if gpus and measured and asks_for(cluster, num_clients) is None and cluster.actors_per_gpu == "auto":
+        alone = config.model.name == "pretrained"  # each actor would have a base of its own
         k = 1 if alone else actors_on_a_gpu(measured, options.num_cpus, nodes, cohort)
-        if cluster.actors_per_gpu == "auto":
-            cluster = cluster.model_copy(update={"actors_per_gpu": k})
-            options = plan_actors(cluster, resources_of(nodes), num_clients, nodes)
-        elif cluster.actors_per_gpu == 1 and config.model.name != "pretrained":  # each would have a base of its own
-            more = k
+        cluster = cluster.model_copy(update={"actors_per_gpu": k})
+        options = plan_actors(cluster, resources_of(nodes), num_clients, nodes)
     if options.per_gpu:
         cluster = cluster.model_copy(update={"actors_per_gpu": options.per_gpu})
     nodes_with_room = [node for node in nodes if node.slots(options.num_cpus, options.per_gpu) >= 1]
@@ -134,7 +132,6 @@ def final_plan(
         (
             _in_words(options, nodes, gpus, own_part),
             *(_cost_in_words(one, sharing, width) for one in measured),
-            *([_hint(more)] if more > 1 else []),
         ),
         tuple(warnings),
         width_found,
@@ -152,6 +149,8 @@ def actors_on_a_gpu(measured: Sequence[Measured], num_cpus: float, nodes: Sequen
         nodes: nodes of the cluster.
         cohort: m, the number of clients in a round.
     """
+    if any(one.exclusive for one in measured):
+        return 1
     with_gpus = [node for node in nodes if node.gpus >= 1]
     cpus = max((node.cpus / math.floor(node.gpus) for node in with_gpus), default=0.0)
     beside = math.floor(cpus / num_cpus + 1e-9) if num_cpus else cohort
@@ -232,10 +231,6 @@ def _in_words(options: ActorOptions, nodes: Sequence[Node], gpus: int, own_part:
     cpus = f" with {_count(options.num_cpus, 'CPU')} each"
     shared = f", up to {options.per_gpu} on a GPU" if options.per_gpu else cpus
     return f"plan: {where}{_count(options.count, 'actor')}{shared}, {own_part} of a round's clients each"
-
-
-def _hint(actors: int) -> str:
-    return f"a GPU may be idle at times: cluster.actors_per_gpu=auto would have {actors} actors share it"
 
 
 def _cost_in_words(measured: Measured, sharing: int, width: int) -> str:

@@ -26,6 +26,8 @@ def wait_for_room(
 ) -> ActorOptions:
     """Waits until the cluster is large enough, and returns the plan of :func:`plan_actors`.
 
+    With ``actors_per_gpu=auto`` and a number of actors, it waits for a GPU for each; when the time is over, they share.
+
     Args:
         config: cluster section; ``resources_timeout_s`` is the maximum time to wait.
         resources: returns the resources of the whole cluster.
@@ -38,10 +40,12 @@ def wait_for_room(
         ConfigError: when options contradict each other.
         ResourceError: when the cluster still has too little after the time, with numbers.
     """
-    waited = 0.0
+    waited, shares = 0.0, config.actors_per_gpu == "auto" and config.clients_per_actor != 1
+    alone = config.model_copy(update={"actors_per_gpu": 1}) if shares else config
     while True:
         try:
-            return plan_actors(config, resources(), num_clients, None if nodes is None else nodes())
+            wanted = alone if waited < config.resources_timeout_s else config
+            return plan_actors(wanted, resources(), num_clients, None if nodes is None else nodes())
         except ResourceError as error:
             if waited >= config.resources_timeout_s:
                 after = f" (waited {waited:g} s: cluster.resources_timeout_s)" if waited else ""

@@ -41,10 +41,11 @@ class ClusterConfig(Section):
         "auto", description="CPUs Ray reserves per actor; auto: 1, or an equal share with one actor per client"
     )
     actors_per_gpu: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        1,
+        "auto",
         description="actors that share a GPU; each takes 1/k of it; auto: as many as its memory was measured to have "
         "room for if clients are trained one by one; if they are stacked, up to four with at least 64 clients of a "
-        "round each; if nothing is measured, as few as will do",
+        "round each; one over a pretrained base and on GPUs that take one process; if nothing is measured, as few as "
+        "will do",
     )
     probe: bool = Field(
         True,

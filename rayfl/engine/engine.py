@@ -17,7 +17,7 @@ from rayfl.engine.engine_section import EngineConfig as EngineConfig
 from rayfl.engine.flops import FlopCounter
 from rayfl.engine.precision import why_not
 from rayfl.engine.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
-from rayfl.engine.stack_sizes import clients_for_rows
+from rayfl.engine.stack_sizes import clients_for_rows, rows_per_step_of
 from rayfl.engine.tasks import Task
 from rayfl.errors import as_error, text_of
 from rayfl.models.base import Network
@@ -39,7 +39,7 @@ class Engine:
 
     Attributes:
         vectorized: whether clients are stacked.
-        rows_per_step: see :class:`EngineConfig`.
+        rows_per_step: rows of a step that stacks are filled to; None if there is no limit.
         flops: counts the operations of local steps; None if they are not counted.
         width: clients whose procedures run together; halved whenever the GPU runs out of memory.
         note: why a requested mode is unavailable; empty if none is.
@@ -66,7 +66,7 @@ class Engine:
                 candidate.network.compute_in(torch.bfloat16)
         self._capture = Capture(CudaGraphs(device)) if config.capture and self.vectorized and on_gpu else None
         self._compiler = Compiler(device) if config.compile and self.vectorized else None
-        self.rows_per_step = config.rows_per_step
+        self.rows_per_step = rows_per_step_of(config, device)
         self.flops: FlopCounter | None = None
         self.saves_memory = False
         self._said: set[str] = set()

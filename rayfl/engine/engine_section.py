@@ -25,10 +25,11 @@ class EngineConfig(BaseModel):
         "of an actor's clients in a round as its memory was measured to have room for (32 where nothing is measured: "
         "cluster.probe); null: auto on GPUs, 32 on CPUs, whose results then do not depend on what is measured",
     )
-    rows_per_step: Annotated[int, Field(ge=1)] | None = Field(
-        16384,
+    rows_per_step: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        "auto",
         description="pretrained models: clients are stacked, within the width, until the base's products have this "
-        "many rows (samples times tokens) in a step or a pass of evaluation; null: as many as the width says",
+        "many rows (samples times tokens) in a step or a pass of evaluation; auto: 65536 on GPUs whose memory was "
+        "measured or with a number as width, else 16384; null: as many as the width says",
     )
     precision: Precision = Field(
         "float32",

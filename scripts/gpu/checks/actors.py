@@ -20,7 +20,7 @@ from rayfl.tracking.callback import RunInfo
 
 
 class Watching(rayfl.Callback):
-    """Notes a run's plan, hosts and failures, and may kill an actor.
+    """Notes a run's plan, hosts, seconds, page faults of all hosts and failures, and may kill an actor.
 
     Args:
         kill_after: the round (1-indexed) after which an actor is killed, in the midst of the next one; 0: none is.
@@ -31,6 +31,7 @@ class Watching(rayfl.Callback):
         self.pids: list[int] = []
         self.failures: list[str] = []
         self.seconds: list[float] = []
+        self.faults: list[int] = []
         self.used = ""
         self._kill_after = kill_after
 
@@ -40,6 +41,7 @@ class Watching(rayfl.Callback):
 
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         self.seconds.append(seconds)
+        self.faults.append(sum(map(_faults, self.pids)) - sum(self.faults))
         if DEVICE.type == "cuda":
             self.used = output_of("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader")
         if rounds_completed == self._kill_after:
@@ -47,6 +49,14 @@ class Watching(rayfl.Callback):
 
     def on_failure(self, reason: str, rounds_completed: int) -> None:
         self.failures.append(reason)
+
+
+def _faults(pid: int) -> int:
+    """The page faults of a process that needed no disk, so far; 0 without ``/proc``, or when it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[7])
+    except OSError:
+        return 0
 
 
 def run_digits(
@@ -120,10 +130,10 @@ def actor_killed(record: Record) -> None:
 
 
 def actors_share(record: Record) -> None:
-    """One actor on the GPU and four, which train clients one by one: the same model, in what time."""
+    """One actor on the GPU, four and eight, which train clients one by one: the same model, in what time."""
     expected = None
     with tempfile.TemporaryDirectory() as folder:
-        for actors in (1, 2) if REHEARSAL else (1, 4):
+        for actors in (1, 2) if REHEARSAL else (1, 4, 8):
             watching, begun = Watching(), time.monotonic()
             options = {"num_actors": actors, "probe": False, **({} if REHEARSAL else {"actors_per_gpu": actors})}
             one_by_one = {"engine": {"mode": "looped"}}

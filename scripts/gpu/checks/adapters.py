@@ -32,6 +32,7 @@ from checks.bench import (
 from checks.running import Check, Record, SkippedError
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.engine_section import EngineConfig
+from rayfl.engine.stack_sizes import rows_per_step_of
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.params import num_bytes
 from rayfl.storage.commits import CommitStore
@@ -42,7 +43,7 @@ _SAVED_MIB = {"ViT-B/16": (38.8, 3.8), "1.1 B decoder": (686.0, 48.0)}
 
 _BATCH = {"ViT-B/16": scaled(5, 2), "1.1 B decoder": 2}
 """Samples of a client's mini-batch: about a thousand rows of the base, 985 and 1,024."""
-_ROWS_PER_STEP: int = EngineConfig().rows_per_step or 0
+_ROWS_PER_STEP = rows_per_step_of(EngineConfig(width=64), DEVICE) or 0
 _PARTS = {
     "products a client": ("aten::bmm", "aten::baddbmm"),
     "casts and copies": ("aten::copy_",),

@@ -126,7 +126,7 @@ def test_exclusive_gpus_and_mps_are_named(gpu_modes: Callable[..., doctor.Findin
     alone = gpu_modes("0, Default\\n1, Exclusive_Process\\n")
     assert alone.verdict == "warning"
     assert "a second process on a GPU fails" in alone.found
-    assert "cluster.actors_per_gpu at 1" in alone.fix
+    assert "cluster.actors_per_gpu=1" in alone.fix
     assert "-i 1 -c DEFAULT" in alone.fix
     shared = gpu_modes("0, Exclusive_Process\\n", mps=True)
     assert shared.verdict == "ok"

@@ -41,6 +41,7 @@ def nodes_for(bundles: list[Bundle], cpus: int, gpus: int) -> int:
         ({"device": "cuda"}, 2, {"cluster.num_actors": "8"}),
         ({"device": "cpu"}, 2, {"cluster.num_actors": "32"}),
         ({"actors_per_gpu": 4}, 2, CUDA | {"cluster.num_actors": "32"}),
+        ({"actors_per_gpu": 1}, 2, CUDA | {"cluster.num_actors": "8"}),
         ({"actors_per_gpu": 3}, 4, CUDA | {"cluster.num_actors": "24"}),
     ],
 )
@@ -67,7 +68,6 @@ def test_there_are_no_more_actors_than_clients() -> None:
         ({"clients_per_actor": 1}, 0, WAITS),
         ({"cpus_per_actor": 0}, 0, WAITS),
         ({"cpus_per_actor": 9}, 0, WAITS),
-        ({"actors_per_gpu": "auto"}, 2, WAITS | CUDA),
         ({"num_actors": 3, "resources_timeout_s": 60}, 0, {}),
     ],
 )

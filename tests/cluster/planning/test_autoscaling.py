@@ -43,7 +43,8 @@ PORT = 6379
         ({"num_actors": 3, "device": "cuda"}, {}, [{"GPU": 1.0, "CPU": 1.0}] * 3),
         ({"num_actors": 5, "device": "cuda", "actors_per_gpu": 2}, {},
          [{"GPU": 1.0, "CPU": 2.0}, {"GPU": 1.0, "CPU": 2.0}, {"GPU": 1.0, "CPU": 1.0}]),
-        ({"num_actors": 5, "device": "cuda", "actors_per_gpu": "auto"}, {}, [{"GPU": 1.0, "CPU": 5.0}]),
+        ({"num_actors": 5, "device": "cuda", "actors_per_gpu": "auto"}, {}, [{"GPU": 1.0, "CPU": 1.0}] * 5),
+        ({"clients_per_actor": 1, "device": "cuda", "cpus_per_actor": 1}, {}, [{"GPU": 1.0, "CPU": 20.0}]),
         ({"num_actors": 2, "device": "cuda", "cpus_per_actor": 0}, {}, [{"GPU": 1.0}] * 2),
     ],
 )  # fmt: skip

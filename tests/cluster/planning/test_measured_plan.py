@@ -43,21 +43,19 @@ def test_actors_share_a_gpu_if_each_has_many_stacked_clients() -> None:
     assert plan(shared, small, clients=1000, m=260).options.per_gpu == 2  # 130 clients of a round
     assert plan(shared, replace(STACKED, client_bytes=GIB // 4), clients=1000, m=1000).options.per_gpu == 2  # 140 fit
     assert plan(shared, STACKED, clients=1000, m=1000).options.per_gpu == 1  # 35 fit
-    assert plan(over_a_base(shared), small, clients=1000, m=1000).options.per_gpu == 1  # it keeps a GPU at work
 
 
-def test_the_plan_says_where_actors_could_share_a_gpu() -> None:
-    hint = "a GPU may be idle at times: cluster.actors_per_gpu=auto would have 4 actors share it"
+def test_actors_share_a_gpu_unless_a_number_says_otherwise() -> None:
     small = replace(STACKED, client_bytes=GIB // 100)
-    assert plan(experiment("auto"), small, clients=1000, m=1000).lines[-1] == hint
-    for other in (
-        plan(experiment("auto"), STACKED, clients=1000, m=1000),
-        plan(experiment("auto", actors_per_gpu=2), small, clients=1000, m=1000),
-        plan(experiment("auto", num_actors=2), small, clients=1000, m=1000),
-        plan(experiment("auto", actors_per_gpu="auto"), small, clients=1000, m=1000),
-        plan(over_a_base(experiment("auto")), LOOPED, clients=1000, m=1000),
-    ):
-        assert not any("idle" in line for line in other.lines)
+    assert plan(experiment("auto"), small, clients=1000, m=1000).options.per_gpu == 4
+    assert plan(experiment("auto", actors_per_gpu=1), small, clients=1000, m=1000).options.per_gpu == 1
+    assert plan(experiment("auto", num_actors=2), small, clients=1000, m=1000).options.per_gpu == 1
+
+
+def test_nobody_shares_a_gpu_that_takes_one_process_or_a_pretrained_base() -> None:
+    for measured in (LOOPED, replace(STACKED, client_bytes=GIB // 100)):
+        assert plan(experiment("auto"), replace(measured, exclusive=True), clients=1000, m=1000).options.per_gpu == 1
+        assert plan(over_a_base(experiment("auto")), measured, clients=1000, m=1000).options.per_gpu == 1
 
 
 def test_one_actor_has_a_gpu_if_few_clients_are_stacked_or_nothing_is_measured() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,26 @@ def test_one_that_does_not_grow_is_given_up_with_what_is_missing() -> None:
     with pytest.raises(ResourceError, match="room for 2"):
         wait_for_room(ClusterConfig(num_actors=4), grow(2)[1], 20, slept.append)
     assert sum(slept) == 6
+
+
+def test_actors_share_gpus_once_more_of_them_were_waited_for() -> None:
+    def found(*gpus: float, **cluster: Any) -> tuple[int, int, float]:
+        left, slept = list(gpus), list[float]()
+
+        def resources() -> dict[str, float]:
+            return {"CPU": 16.0, "GPU": left.pop(0) if len(left) > 1 else left[0]}
+
+        config = ClusterConfig.model_validate({"resources_timeout_s": 6, **cluster})
+        options = wait_for_room(config, resources, 20, slept.append)
+        return options.count, options.per_gpu, sum(slept)
+
+    assert found(1, 2, 4, num_actors=4) == (4, 1, 4)
+    assert found(2, num_actors=4) == (4, 2, 6)
+    assert found(2, num_actors="4:8") == (4, 2, 6)
+    assert found(2, num_actors=4, resources_timeout_s=0) == (4, 2, 0)
+    assert found(2, num_actors=4, actors_per_gpu=2) == (4, 2, 0)
+    assert found(2, clients_per_actor=1, cpus_per_actor=0.5) == (20, 10, 0)
+    assert found(2) == (2, 1, 0)
 
 
 def test_contradictions_are_not_waited_for() -> None:

@@ -6,22 +6,35 @@ import os
 import subprocess
 from pathlib import Path
 
-_QUERY = ("nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader")
 _PIPES = "/tmp/nvidia-mps"  # noqa: S108 -- where the service has them unless it is told otherwise
 _PATIENCE_S = 20
 
 
-def modes() -> dict[str, str] | None:
-    """The compute mode of each GPU by its number, such as ``Default`` or ``Exclusive_Process``.
+def modes(by: str = "index") -> dict[str, str] | None:
+    """The compute mode of each GPU, such as ``Default`` or ``Exclusive_Process``.
 
     None where there is no ``nvidia-smi`` that answers.
+
+    Args:
+        by: what GPUs are named by: ``index`` or ``uuid``.
     """
+    query = ("nvidia-smi", f"--query-gpu={by},compute_mode", "--format=csv,noheader")
     try:
-        ran = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)  # noqa: S603
+        ran = subprocess.run(query, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None
     rows = [line.split(",", 1) for line in ran.stdout.splitlines() if "," in line]
     return {number.strip(): mode.strip() for number, mode in rows} or None
+
+
+def takes_one_process(uuid: str) -> bool:
+    """Returns whether a second process on a GPU of this machine would fail.
+
+    Args:
+        uuid: UUID of the GPU, without ``nvidia-smi``'s prefix.
+    """
+    found = (modes("uuid") or {}).get(f"GPU-{uuid}", "")
+    return found.startswith("Exclusive") and not mps_runs()
 
 
 def mps_runs() -> bool:
