@@ -23,6 +23,7 @@ from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
 from rayfl.engine.optimizers import OptimizerState, Rule
 from rayfl.engine.points import line
 from rayfl.engine.requests import TrainRequest
+from rayfl.engine.stack_sizes import rows_per_step_of
 from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.terms import drawn, loss, squared_cosine, squared_distance
 from rayfl.models.pretrained.network import AdaptedNetwork
@@ -158,6 +159,20 @@ def test_a_stack_is_as_wide_as_its_rows(monkeypatch: pytest.MonkeyPatch) -> None
         config = EngineConfig(mode="vectorized", width=4, rows_per_step=rows)
         Engine(Classification(net), CPU, config).execute(updates(net, "FedAvg", Rule(0.1), [9] * 8))
         assert stacks == expected, rows
+
+
+def test_a_step_has_more_rows_where_memory_was_measured() -> None:
+    cases: tuple[tuple[Any, Any, str, int | None], ...] = (
+        ("auto", 40, "cuda", 65536),
+        ("auto", "auto", "cuda", 16384),  # nothing was measured
+        ("auto", None, "cuda", 16384),
+        ("auto", 40, "cpu", 16384),
+        (100, 40, "cuda", 100),
+        (None, 40, "cuda", None),
+    )
+    for rows, width, device, expected in cases:
+        config = EngineConfig(width=width, rows_per_step=rows)
+        assert rows_per_step_of(config, torch.device(device)) == expected
 
 
 @pytest.mark.parametrize("rows", [None, 60])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def test_what_is_kept_does_not_follow_the_callers_dict() -> None:
     mine["local"]["w"] = torch.zeros(2)
     mine["selections"] = 5
     assert_equal(states.checkout(3), state(1.0))
+
+
+def test_without_commits_what_a_state_replaces_is_freed(store: CommitStore) -> None:
+    def freed(commits: CommitStore | None) -> bool:
+        states, first = ClientStates(commits, 0), torch.zeros(3)
+        ends = weakref.ref(first.untyped_storage())
+        states.replace(3, {"w": first}, 0)
+        states.replace(3, {"w": torch.ones(3)}, 1)
+        del first
+        return ends() is None
+
+    assert freed(None)
+    assert not freed(store)  # the commit of the first round has to write it
 
 
 def test_a_part_of_a_model_does_not_keep_the_memory_of_the_whole() -> None:
