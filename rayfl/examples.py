@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,11 @@ BYTE_TOKENS, END_OF_BYTES = 258, 1
 def byte_tokens(text: str) -> list[int]:
     """The bytes of a text in UTF-8 as tokens."""
     return [2 + byte for byte in text.encode()]
+
+
+def text_of_bytes(tokens: Iterable[int]) -> str:
+    """The text of such tokens, without the two that are no bytes; what is no UTF-8 is replaced by a sign for it."""
+    return bytes(token - 2 for token in tokens if token >= 2).decode(errors="replace")
 
 
 @dataclass(frozen=True)

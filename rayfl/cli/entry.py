@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from rayfl.cli import answers as cli_answers
 from rayfl.cli import cluster as cli_cluster
 from rayfl.cli import compare as cli_compare
 from rayfl.cli import completion
@@ -52,6 +53,7 @@ cli_watch.register(app)
 cli_plot.register(app)
 cli_report.register(app)
 cli_compare.register(app)
+cli_answers.register(app)
 
 _LONGEST_MESSAGE = 500
 

@@ -105,7 +105,7 @@ def clients(
     from rayfl.results.plain_csv import plain_cell
     from rayfl.runs.listing import chosen_rows, listed_clients
 
-    opened = _open(run, trust)
+    opened = open_folder(run, trust)
     rows, name, evaluated = listed_clients(opened, model, split, round, cohort)
     found, columns = chosen_rows(rows, filter or [], sort, descending, limit), tuple(rows[0])
     if as_csv and as_json:
@@ -161,7 +161,7 @@ def export(
     if format == "safetensors":
         check_destination(out)
     write = {"safetensors": export_model, "peft": export_adapter, "transformers": export_merged}[format]
-    made = write(CommittedModels(_open(run, trust), round), client, model, out)
+    made = write(CommittedModels(open_folder(run, trust), round), client, model, out)
     if as_json:
         about = {"file": str(out), "client": client, "row": made.row, "round": made.round}
         write_json("export", {**about, "parameters": made.parameters, "metrics": made.metrics})
@@ -187,7 +187,7 @@ def replay(
     """
     from cluster.replay import replay as replayed
 
-    found = replayed(_open(run, trust=True), round, client, whole_round)
+    found = replayed(open_folder(run, trust=True), round, client, whole_round)
     if as_json:
         distances = {place: float(distance) for place, distance in found.differences.items()}
         note = found.note if distances else ""
@@ -205,7 +205,8 @@ def replay(
     raise typer.Exit(1)
 
 
-def _open(run: str, trust: bool) -> RunFolder:
+def open_folder(run: str, trust: bool) -> RunFolder:
+    """Opens a run's folder; code that its configuration names is imported if it is trusted."""
     from algorithms.registry import Experiment
     from rayfl.runs.folder import open_run
 
@@ -223,7 +224,7 @@ def configuration(target: str, overrides: list[str] | None, trust: bool, load: L
     if "://" in target or Path(target).expanduser().is_dir():
         if overrides:
             raise ConfigError(f"overrides do not apply to the folder of a run, {target}")
-        return _open(target, trust).config
+        return open_folder(target, trust).config
     found: ExperimentConfig = load(target, overrides, trust)
     if isinstance(found.algorithm, NamedMethod):
         terminal.warn(

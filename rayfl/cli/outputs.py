@@ -15,6 +15,15 @@ AsJson = Annotated[
 ]
 
 OUTPUTS: Mapping[str, Mapping[str, str]] = {
+    "answers": {
+        "run": "folder",
+        "model": "row of the tables",
+        "split": "whose samples",
+        "round": "after which round",
+        "scores": "`clients` and `answers`, how many; `rouge_l`, `exact` and `ended`, means over clients in [0, 1], "
+        "each with `_std` and `pooled_` too",
+        "file": "that was written, or null",
+    },
     "clients": {
         "run": "folder",
         "model": "row of the tables",

@@ -12,17 +12,15 @@ import pyarrow as pa
 import torch
 
 from rayfl.engine.evaluation import evaluate
-from rayfl.engine.tasks import Predictor
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS, Examples
 from rayfl.metrics.language import IGNORED
 from rayfl.plots.grids import check_samples
 from rayfl.plots.series import series_of
 from rayfl.plots.style import COLOURS, SEQUENTIAL, columns_for, new_figure
-from rayfl.runs.committed import CommittedModels, check_client, task_of
+from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor, task_of
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.listing import listed_clients
-from rayfl.runs.rows import named_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,7 +131,7 @@ def _of_client(
         )
     predicted, rows = [], []
     for models, label in zip(opened, labels, strict=True):
-        row, predictor = _predictor(models, client, model)
+        row, predictor = personalized_predictor(models, client, model)
         task = task_of(predictor, models.parts.task)
         with torch.no_grad():
             found = predictor.predictions(predictor.built(), drawn[0].x.clone(), models.parts.task)
@@ -156,12 +154,6 @@ def _of_client(
         )
         for place in range(count)
     ]
-
-
-def _predictor(models: CommittedModels, client: int, model: str | None) -> tuple[str, Predictor]:
-    cohort: Any = "unseen" if client in models.parts.context.newcomers else "all"
-    row = named_model(models.run, model, models.predictors(client), models.rounds_completed, cohort)
-    return row, models.predictor(client, row)
 
 
 def _figure(shown: Sequence[_Sample], labels: Sequence[str], classes: int) -> Figure:

@@ -17,6 +17,8 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.examples import Examples
 from rayfl.params import Tree
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.measured import Cohort
+from rayfl.runs.rows import named_model
 from rayfl.storage.manifest import Manifest
 from rayfl.system.unfinished import separated
 from rayfl.tracking.environment import starts_before
@@ -148,6 +150,19 @@ def single_model(predictor: Predictor, row: str) -> Model:
     if len(models) != 1 or predictor.combine is not None:
         raise ConfigError(f"--model: {row!r} predicts with {len(models)} models together, it is no single model")
     return models[0]
+
+
+def personalized_predictor(models: CommittedModels, client: int, model: str | None) -> tuple[str, Predictor]:
+    """A client's model by its row, and the row's name.
+
+    Args:
+        models: of the run.
+        client: the client's number.
+        model: a row; None: the method's personalized model.
+    """
+    cohort: Cohort = "unseen" if client in models.parts.context.newcomers else "all"
+    row = named_model(models.run, model, models.predictors(client), models.rounds_completed, cohort)
+    return row, models.predictor(client, row)
 
 
 def task_of(predictor: Predictor, task: Task) -> Task:

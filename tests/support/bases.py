@@ -67,7 +67,13 @@ _FOLDERS: list[TemporaryDirectory[str]] = []
 
 
 def write_base(
-    family: str, folder: Path, shard: str = "5GB", seed: int = 0, causal: bool = False, outputs: int | None = None
+    family: str,
+    folder: Path,
+    shard: str = "5GB",
+    seed: int = 0,
+    causal: bool = False,
+    outputs: int | None = None,
+    vocabulary: int | None = None,
 ) -> Path:
     """Writes a base with random weights.
 
@@ -78,9 +84,11 @@ def write_base(
         seed: of the weights.
         causal: whether it is a language model, or a classifier.
         outputs: of its head; None: those of :data:`CONFIGS`.
+        vocabulary: how many tokens it has; None: those of :data:`CONFIGS`.
     """
     config, model, options = CONFIGS[family]
     options = options if outputs is None else {**options, "num_labels": outputs}
+    options = options if vocabulary is None else {**options, "vocab_size": vocabulary}
     model = CAUSAL[family] if causal else model
     transformers.utils.logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]):
@@ -131,6 +139,17 @@ def language_section(family: str, **options: Any) -> PretrainedModel:
 def language_network(family: str, **options: Any) -> AdaptedNetwork:
     """A language model over a shared base."""
     return language_section(family, **options).network(NEXT)
+
+
+def merged(family: str, net: AdaptedNetwork, tree: dict[str, Tensor]) -> Any:
+    """The language model of transformers with the adapters' products added to its weights."""
+    model = getattr(transformers, CAUSAL[family]).from_pretrained(base(family, causal=True), local_files_only=True)
+    state = dict(model.named_parameters())
+    with torch.no_grad():
+        for site in net.sites:
+            product = net.scale * tree[f"{site}.lora_B.weight"] @ tree[f"{site}.lora_A.weight"]
+            state[f"{site.removeprefix('model.')}.weight"] += product.T if family == "gpt2" else product
+    return model.eval()
 
 
 def texts(samples: int, seed: int, shortest: int = 4) -> tuple[Tensor, Tensor]:

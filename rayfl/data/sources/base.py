@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -77,6 +77,20 @@ class NaturalPath:
         return known if record is None else record.content
 
 
+class Decoder(Protocol):
+    """Makes texts of tokens.
+
+    Attributes:
+        end: the token that ends a response; None: none does.
+    """
+
+    end: int | None
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        ...
+
+
 Labels = Literal["as_found", "renumbered"]
 """How labels of a user's own become class numbers: they are these numbers, or are numbered by their rank."""
 
@@ -110,6 +124,14 @@ class Source(BaseModel, ABC):
     def class_names(self) -> tuple[str, ...]:
         """The names of an opened source's classes by number; none where they are told by numbers alone."""
         return ()
+
+    def decoder(self) -> Decoder | None:
+        """What makes texts of the samples' tokens; None where nobody knows how they are written.
+
+        Raises:
+            DataError: the tokenizer cannot be read.
+        """
+        return None
 
     @abstractmethod
     def open(self, streams: RandomStreams) -> Samples | NaturalPath | FederatedDataset:

@@ -21,7 +21,7 @@ from rayfl.data.sources.tokenizers import (
     tokenizer_file,
 )
 from rayfl.errors import DataError
-from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, byte_tokens
+from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, byte_tokens, text_of_bytes
 
 _TASK = "Below is an instruction that describes a task"
 _REQUEST = "Write a response that appropriately completes the request."
@@ -116,6 +116,10 @@ class Encoder(Protocol):
         """
         ...
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        ...
+
 
 class _Bytes:
     """The bytes of UTF-8."""
@@ -132,6 +136,9 @@ class _Bytes:
 
     def pieces(self, texts: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         return [self.prompts(pieces) for pieces in texts]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return text_of_bytes(tokens)
 
 
 class _Library:
@@ -163,6 +170,10 @@ class _Library:
         whole.post_processor = import_module("tokenizers").processors.ByteLevel(trim_offsets=False)
         found = whole.encode_batch(["".join(pieces) for pieces in texts], add_special_tokens=False)
         return [_in_pieces(one, pieces) for one, pieces in zip(found, texts, strict=True)]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        found: str = self._tokenizer.decode(list(tokens))
+        return found
 
 
 def _in_pieces(found: Any, pieces: Sequence[str]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from rayfl.data.sources.chat_texts import CHAT, chat_template_of, messages_of
 from rayfl.data.sources.column_layout import AUTO, NONE
 from rayfl.data.sources.columns import Rows, client_names, split_names
 from rayfl.data.sources.copied import CopiedSource
-from rayfl.data.sources.instruction_texts import TEMPLATES, Template, encoder_of, template_of
+from rayfl.data.sources.instruction_texts import TEMPLATES, Encoder, Template, encoder_of, template_of
 from rayfl.data.sources.parquet import located
 from rayfl.data.sources.remarks import Remark
 from rayfl.data.sources.spans import rows_of, tokens_of_responses, tokens_of_turns
@@ -112,6 +112,11 @@ class InstructionsSource(CopiedSource):
         given = self.paths if self.path is None else (self.path,)
         return tuple(located(path.expanduser()) for path in given)
 
+    def decoder(self) -> Encoder:
+        """See the base class."""
+        # A chat template writes what ends a turn: nothing is added unless it is asked for.
+        return encoder_of(self.tokenizer, NONE if self._chats and self.end == AUTO else self.end)
+
     @property
     def _chats(self) -> bool:
         return self.template == CHAT
@@ -148,8 +153,7 @@ class InstructionsSource(CopiedSource):
         return found or self.tokenizer_sha256
 
     def _rows(self) -> Rows:
-        # A chat template writes what ends a turn: nothing is added unless it is asked for.
-        encoder = encoder_of(self.tokenizer, NONE if self._chats and self.end == AUTO else self.end)
+        encoder = self.decoder()
         tables = [file for path in self.files if (file := TableFile(path, self.client)).schema.names]
         filled = [(file.path, table) for file in tables if (table := self._pieces_of(file)).num_rows]
         if not filled:

@@ -8,7 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.sources.base import Samples, Source
+from rayfl.data.sources.instruction_texts import Encoder, encoder_of
 from rayfl.data.sources.made_up import client_names
+from rayfl.data.sources.tokenizers import BYTES
 from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, InputSpec, byte_tokens
 from rayfl.metrics.language import IGNORED
 from rayfl.randomness import RandomStreams
@@ -49,6 +51,10 @@ class SyntheticInstructionsSource(Source):
         y = np.where(asked[:, 1:], tokens[:, 1:], IGNORED)
         spec = InputSpec("tokens", (longest - 1,), BYTE_TOKENS, BYTE_TOKENS, "tokens", padding=0)
         return Samples(tokens[:, :-1], y, spec, client_names(self.num_clients, self.samples))
+
+    def decoder(self) -> Encoder:
+        """See the base class."""
+        return encoder_of(BYTES, "auto")
 
     def table(self, client: int, streams: RandomStreams) -> dict[str, str]:
         """A client's colours by thing."""

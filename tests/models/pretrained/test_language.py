@@ -24,7 +24,6 @@ from rayfl.errors import ModelError
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics.language import IGNORED
 from rayfl.models.pretrained import output_layer
-from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.section import PretrainedModel
 from tests.support.bases import (
     CAUSAL,
@@ -32,26 +31,15 @@ from tests.support.bases import (
     base,
     language_network,
     language_section,
+    merged,
     passes_of_networks,
     texts,
     trained,
-    transformers,
 )
 
 FAMILIES = sorted(CAUSAL)
 VOCABULARY = 50
 WEIGHT = (32, VOCABULARY)
-
-
-def reference(family: str, net: AdaptedNetwork, tree: dict[str, Tensor]) -> Any:
-    """transformers' own model with the adapters' products added to its weights."""
-    model = getattr(transformers, CAUSAL[family]).from_pretrained(base(family, causal=True), local_files_only=True)
-    state = dict(model.named_parameters())
-    with torch.no_grad():
-        for site in net.sites:
-            product = net.scale * tree[f"{site}.lora_B.weight"] @ tree[f"{site}.lora_A.weight"]
-            state[f"{site.removeprefix('model.')}.weight"] += product.T if family == "gpt2" else product
-    return model.eval()
 
 
 def whole_loss(task: LanguageModel, tree: Any, batch: Batch) -> Tensor:
@@ -67,7 +55,7 @@ def test_it_is_transformers_own_loss_of_the_merged_weights(family: str) -> None:
     assert not net.groups["head"] and not net.head_names and net.parameter_names == net.groups["adapters"]
     assert not net.fixed_parameters and net.head_shape == (VOCABULARY, 32)
     with torch.no_grad():
-        model = reference(family, net, tree)
+        model = merged(family, net, tree)
         torch.testing.assert_close(net.logits(tree, x), model(input_ids=x).logits, rtol=2e-5, atol=2e-5)
         last = y[:, -1:].where(y[:, -1:] != IGNORED, 0)
         shifted = torch.cat([torch.full_like(y[:, :1], IGNORED), y], 1)
