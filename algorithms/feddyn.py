@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from algorithms.base import Algorithm, Clients, setting
+from algorithms.parts.displacements import anchor_of, corrected, keep_displacement
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.points import TRAINED
@@ -13,7 +14,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import frozen, loss, squared_distance
 from rayfl.errors import ConfigError
-from rayfl.params import Tree, add_scaled, subtract, zeros_like
+from rayfl.params import Tree, subtract, zeros_like
 
 
 class FedDyn(Algorithm):
@@ -74,10 +75,9 @@ class FedDyn(Algorithm):
         model, displacement = server["model"], server["displacement"]
         payloads = self.own_alphas(cohort, clients) if self.alpha_adaptive else None
         mean = clients.mean(self.local_update, cohort, broadcast={"model": model}, payloads=payloads)
-        trained, received = _parameters(mean, displacement), _parameters(model, displacement)
         share = len(cohort) / clients.context.num_clients
-        displacement = add_scaled(displacement, subtract(trained, received), share)
-        return {"model": {**mean, **add_scaled(trained, displacement, 1)}, "displacement": displacement}
+        model, displacement = corrected(mean, model, displacement, share)
+        return {"model": model, "displacement": displacement}
 
     def own_alphas(self, cohort: Sequence[int], clients: Clients) -> dict[int, Tree]:
         """alpha_k = alpha (N/K) / n_k, by client."""
@@ -94,12 +94,11 @@ class FedDyn(Algorithm):
             alpha: the client's own alpha_k; None for everybody's.
         """
         received = _parameters(model, client.task.network.parameter_names)
-        displacement = client.state.get("displacement") or zeros_like(received)
         # a tensor, so that clients with unequal alpha_k can be trained together
         weight = next(iter(received.values())).new_tensor(self.alpha if alpha is None else alpha)
-        known = {"anchor": subtract(received, displacement), "alpha": weight}
+        known = {"anchor": anchor_of(client, received), "alpha": weight}
         trained = await client.train(model, self.objective, frozen=known)
-        client.state["displacement"] = add_scaled(displacement, subtract(_parameters(trained, received), received), 1)
+        keep_displacement(client, received, _parameters(trained, received))
         client.publish(local=Predictor.of(trained))
         return Weighted(trained)
 

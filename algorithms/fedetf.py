@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +13,7 @@ from algorithms.parts.balanced import log_prior
 from algorithms.parts.layers import draw_linear, linear
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
+from algorithms.parts.replaced_heads import body, idle_head, simplex_etf, with_idle_head
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
@@ -123,7 +121,7 @@ class FedETF(Averaging):
                 f"algorithm.projection_dim is {self.projection_dim}, in which {classes} classes have no orthonormal "
                 f"directions: set {classes} or more, or null"
             )
-        if not set(_body(task.network)) & set(task.network.parameter_names):
+        if not set(body(task.network)) & set(task.network.parameter_names):
             raise ConfigError(
                 "FedETF trains all layers but the last, of which this model trains none: choose a deeper model"
             )
@@ -135,7 +133,7 @@ class FedETF(Averaging):
         classes, width = network.head_shape
         dim = self.projection_dim or classes
         return {
-            "shared": part(model, _body(network)),
+            "shared": part(model, body(network)),
             "projection": draw_linear(width, dim, like, context.streams.generator("init.projection")),
             "temperature": like.new_tensor(self.temperature),
             "classifier": simplex_etf(classes, dim, context.streams.generator("init.classifier")).to(like),
@@ -169,7 +167,7 @@ class FedETF(Averaging):
         found = await client.train(
             {"model": server["shared"], "projection": server["projection"], "temperature": server["temperature"]},
             self.objective,
-            frozen={"head": _idle_head(network, classifier), "classifier": classifier, "prior": prior},
+            frozen={"head": idle_head(network, classifier), "classifier": classifier, "prior": prior},
             **options,
         )
         return {"shared": found.pop("model"), **found, "classifier": classifier}
@@ -195,7 +193,7 @@ class FedETF(Averaging):
         own = await self.trained(client, server, epochs=self.finetune_epochs, keep_optimizer=False, stream=".finetune")
         network = client.task.network
         # the body stands still from here on, so its features are computed once
-        model = _assembled(network, own)
+        model = with_idle_head(network, own["shared"], own["classifier"])
         features = await client.outputs(lambda x, task: task.network.head_inputs_and_logits(model, x)[0])
         examples = Examples(features, client.examples().y)
         plain = ParameterGroup(lr=self.classifier_lr, momentum=0.0, weight_decay=0.0, optimizer="sgd")
@@ -229,49 +227,16 @@ class FedETF(Averaging):
         return None
 
 
-def simplex_etf(classes: int, dim: int, generator: np.random.Generator) -> Tensor:
-    """The vectors of a simplex equiangular tight frame, shape (C, d), float64: V^T of the method.
-
-    Args:
-        classes: C, at least 2.
-        dim: d, at least C.
-        generator: draws the rotation.
-    """
-    orthonormal, triangle = np.linalg.qr(generator.standard_normal((dim, classes)))
-    # LAPACK is free to choose these signs
-    orthonormal *= np.sign(np.diag(triangle))
-    centred = np.eye(classes) - 1 / classes
-    return torch.from_numpy(math.sqrt(classes / (classes - 1)) * centred @ orthonormal.T)
-
-
 def etf_logits(projection: Mapping[str, Tensor], temperature: Tensor, classifier: Tensor, features: Tensor) -> Tensor:
     """z of shape (b, C), for features f of shape (b, L) and a classifier of shape (C, d)."""
     return temperature * F.linear(F.normalize(linear(projection, features), dim=-1), classifier)
 
 
-def _body(network: Network) -> tuple[str, ...]:
-    """Names of the tensors of the body: all but the last layer's."""
-    head = set(network.head_names)
-    return tuple(name for name in network.parameter_names + network.buffer_names if name not in head)
-
-
-def _idle_head(network: Network, like: Tensor) -> Tree:
-    """Zeros in place of the network's last layer, whose output nobody reads."""
-    shapes = {name: network.head_shape if name == network.head_weight else network.head_shape[:1]
-              for name in network.head_names}  # fmt: skip
-    return {name: like.new_zeros(shape) for name, shape in shapes.items()}
-
-
-def _assembled(network: Network, model: Tree) -> Tree:
-    """The network's tensors, with an idle last layer."""
-    whole = {**model["shared"], **_idle_head(network, model["classifier"])}
-    return part(whole, network.parameter_names + network.buffer_names)
-
-
 def _predictor(network: Network, model: Tree) -> Predictor:
     """The prediction of body, projection, temperature and classifier."""
     last = {"temperature": model["temperature"], "classifier": model["classifier"]}
-    return Predictor.of(_assembled(network, model), model["projection"], last, combine=_log_probabilities)
+    whole = with_idle_head(network, model["shared"], model["classifier"])
+    return Predictor.of(whole, model["projection"], last, combine=_log_probabilities)
 
 
 def _log_probabilities(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:

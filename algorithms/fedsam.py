@@ -62,7 +62,7 @@ class FedSAM(FineTuned):
         return loss() if self.radius == 0 else function(self._uphill)
 
     def _uphill(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        return loss_uphill(model, batch, task, self.perturbation)[0]
+        return loss_uphill(model, batch, task, self.perturbation).value
 
     def perturbation(self, weights: Tree, gradient: Tree) -> Tree:
         """Returns e, of the shapes of the gradient.

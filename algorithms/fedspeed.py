@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
+from algorithms.parts.displacements import corrected
 from algorithms.parts.mixture import parameters
-from algorithms.parts.uphill import loss_uphill, of_length
+from algorithms.parts.uphill import loss_uphill, scaled_to
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.points import TRAINED
@@ -107,10 +108,9 @@ class FedSpeed(Algorithm):
         mean = clients.mean(self.local_update, cohort, broadcast=self.sent(server))
         if self.correction_mean == "cohort":
             return {"model": mean}
-        trained, received = (parameters(tree, clients.task) for tree in (mean, server["model"]))
         share = len(cohort) / clients.context.num_clients
-        correction = add_scaled(server["correction"], subtract(trained, received), share)
-        return {"model": {**mean, **add_scaled(trained, correction, 1)}, "correction": correction}
+        model, correction = corrected(mean, server["model"], server["correction"], share)
+        return {"model": model, "correction": correction}
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         """Trains the received model x_t."""
@@ -130,10 +130,10 @@ class FedSpeed(Algorithm):
 
     def _mixture(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """What has the gradient g: alpha f(x + rho g_1) + (1 - alpha) <x, g_1>, where g_1 is a constant."""
-        uphill, gradient = loss_uphill(model, batch, task, self.perturbation)
+        uphill = loss_uphill(model, batch, task, self.perturbation)
         if self.alpha == 1:
-            return uphill
-        return self.alpha * uphill + (1 - self.alpha) * inner_product(parameters(model, task), gradient)
+            return uphill.value
+        return self.alpha * uphill.value + (1 - self.alpha) * inner_product(parameters(model, task), uphill.gradient)
 
     def perturbation(self, weights: Tree, gradient: Tree) -> Tree:
         """Returns the step uphill, of the shapes of the gradient.
@@ -142,5 +142,6 @@ class FedSpeed(Algorithm):
             weights: x, which it does not depend on.
             gradient: g_1.
         """
-        factor = of_length(self.rho, gradient) if self.normalized else self.rho
-        return {name: factor * leaf for name, leaf in gradient.items()}
+        if self.normalized:
+            return scaled_to(self.rho, gradient)
+        return {name: self.rho * leaf for name, leaf in gradient.items()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from algorithms.base import Clients, setting
-from algorithms.parts.finetuning import FineTuning
+from algorithms.parts.clusters import ClusterModels
 from algorithms.parts.requirements import check_initial_models
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -15,7 +15,7 @@ from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree
 
 
-class HypCluster(FineTuning):
+class HypCluster(ClusterModels):
     """HypCluster (also IFCA): q models, each the federated average of the clients that it fits best.
 
     Client k takes c_k, the j with the least loss of w^j over all its training samples in evaluation mode (of equal
@@ -33,7 +33,6 @@ class HypCluster(FineTuning):
     """
 
     name: Literal["hypcluster"] = "hypcluster"
-    personalized: ClassVar[str] = "personalized"
     no_privacy: ClassVar[str] = "each client says which model fits its samples best"
     citation: ClassVar[str] = "Mansour et al., arXiv 2020"
     server_keeps: ClassVar[str] = "w^1..w^q"
@@ -82,5 +81,4 @@ class HypCluster(FineTuning):
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         models = server["models"]
-        rows = await super().predictors(client, {"model": models[await self.choose(client, models)]})
-        return {"personalized": rows.pop("global"), **rows}
+        return await self.rows(client, models[await self.choose(client, models)])

@@ -11,6 +11,7 @@ from torch import Tensor
 from algorithms.base import Averaging, Clients, check_head, setting
 from algorithms.parts.gaussians import Validation, classifier, estimated, folds, frequencies, interpolated
 from algorithms.parts.partial import part
+from algorithms.parts.replaced_heads import body
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.points import TRAINED
@@ -170,9 +171,3 @@ class PFedFDA(Averaging):
     def update(self, trained: Any, received: Tree, task: Task) -> None:
         """None: clients send no layer of the head."""
         return None
-
-
-def body(network: Network) -> tuple[str, ...]:
-    """Names of the tensors that are trained and sent: all but the last layer's."""
-    head = set(network.head_names)
-    return tuple(name for name in network.parameter_names + network.buffer_names if name not in head)

@@ -10,6 +10,8 @@ from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
 from algorithms.contract import check_method
 from algorithms.ditto import Ditto
+from algorithms.drfa import DRFA
+from algorithms.elastic import Elastic
 from algorithms.fedadmm import FedADMM
 from algorithms.fedala import FedALA
 from algorithms.fedalt import FedALT
@@ -39,9 +41,11 @@ from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
 from algorithms.fedkd import FedKD
 from algorithms.fedlc import FedLC
+from algorithms.fedlesam import FedLESAM
 from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
+from algorithms.fednh import FedNH
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -54,8 +58,10 @@ from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
+from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedtgp import FedTGP
+from algorithms.fesem import FeSEM
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
@@ -71,6 +77,7 @@ from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
 from algorithms.moon import MOON
+from algorithms.pacfl import PACFL
 from algorithms.pefll import PeFLL
 from algorithms.per_fedavg import PerFedAvg
 from algorithms.pfedbayes import PFedBayes
@@ -80,6 +87,7 @@ from algorithms.pfedhn import PFedHN
 from algorithms.pfedla import PFedLA
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
+from algorithms.qfedavg import QFedAvg
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.config.schema import experiment_schema
@@ -95,13 +103,17 @@ METHODS: dict[str, type[Algorithm]] = {
         FedYogi,
         FedAdam,
         FedExP,
+        Elastic,
         FedNova,
+        QFedAvg,
+        DRFA,
         FedBuff,
         FedNTD,
         FedLC,
         FedRS,
         FedDecorr,
         FedSAM,
+        FedLESAM,
         FedCM,
         CCVR,
         FedGH,
@@ -122,6 +134,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedRep,
         FedBABU,
         FedETF,
+        FedNH,
         FedPAC,
         FedRoD,
         PFedFDA,
@@ -140,12 +153,15 @@ METHODS: dict[str, type[Algorithm]] = {
         FedFomo,
         APPLE,
         HypCluster,
+        PACFL,
+        FeSEM,
         FedEM,
         Ditto,
         FedDyn,
         FedDC,
         FedADMM,
         FedSpeed,
+        FedSMOO,
         FedMe,
         FedPHP,
         FML,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -46,18 +46,21 @@ def check_second_derivative(at: Model, task: Task) -> None:
         raise MethodError(why)
 
 
-def constant_slope(model: Model, batch: Batch, task: Task) -> tuple[Tree, Tree]:
+def constant_slope(
+    model: Model, batch: Batch, task: Task, of: Callable[[Model, Batch], Tensor] | None = None
+) -> tuple[Tree, Tree]:
     """The gradient of the task's loss at a model as a constant, and the buffers after that forward pass.
 
     Args:
         model: the model; its own buffers stay as they are.
         batch: the samples.
         task: the loss.
+        of: a function in place of the loss, a scalar of a model and samples.
     """
 
     def value(moved: Model) -> tuple[Tensor, Tree]:
         recorded = copy(buffers(model, task))
-        return task.loss({**recorded, **moved}, batch), recorded
+        return (of or task.loss)({**recorded, **moved}, batch), recorded
 
     # detached before, so that nothing of this pass is kept for the outer gradient
     at = {name: leaf.detach() for name, leaf in parameters(model, task).items()}
@@ -78,6 +81,8 @@ def buffers(model: Mapping[str, Tensor], task: Task) -> Tree:
 def _by_functions(task: Task) -> bool:
     """Whether ``torch.func`` takes the network: one that cannot be stacked may have layers that it refuses.
 
-    An output layer in parts is such a layer.
+    An output layer in parts is such a layer. A pretrained base is loaded at the first pass, which no transform allows,
+    and clients over one are not stacked where an objective takes gradients.
     """
-    return task.network.vectorizable and not getattr(task.network, "output_rows", None)
+    network = task.network
+    return network.vectorizable and not any(getattr(network, part, None) for part in ("output_rows", "sites"))

@@ -1,22 +1,37 @@
-"""The loss at a point uphill of a model, from two passes over the same mini-batch."""
+"""Losses at a point apart from a model: uphill of it, from two passes over a mini-batch, or at a constant distance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from algorithms.parts.mixture import parameters
 from algorithms.parts.slopes import buffers, constant_slope
+from rayfl.engine.points import TRAINED, Constant, Point, Scope, Share
 from rayfl.engine.tasks import Batch, Model, Task
 from rayfl.params import Tree, copy
 
 
-def loss_uphill(
-    model: Model, batch: Batch, task: Task, perturbation: Callable[[Tree, Tree], Tree]
-) -> tuple[Tensor, Tree]:
-    """Returns f(w + e) for a constant e, a scalar whose gradient is that of f at w + e, and the gradient of f at w.
+class Uphill(NamedTuple):
+    """What two passes over a mini-batch give.
+
+    Attributes:
+        value: f(w + e) for a constant e, a scalar whose gradient is that of f at w + e.
+        gradient: of f at w, a constant.
+        apart: e, of the shapes of the gradient.
+    """
+
+    value: Tensor
+    gradient: Tree
+    apart: Tree
+
+
+def loss_uphill(model: Model, batch: Batch, task: Task, perturbation: Callable[[Tree, Tree], Tree]) -> Uphill:
+    """Returns the loss at w + e, where e is made from the gradient at w.
 
     Both passes have the same masks of dropout. Running statistics are recorded by the first pass alone, at w.
 
@@ -34,7 +49,7 @@ def loss_uphill(
     value = task.loss({**copy(buffers(model, task)), **moved}, batch)
     for name, leaf in recorded.items():
         model[name].copy_(leaf)
-    return value, gradient
+    return Uphill(value, gradient, apart)
 
 
 def of_length(radius: float, tree: Tree) -> Tensor:
@@ -47,3 +62,35 @@ def of_length(radius: float, tree: Tree) -> Tensor:
     norm = torch.stack([leaf.square().sum() for leaf in tree.values()]).sum().sqrt()
     # of a gradient of 0 the direction is none
     return radius / torch.where(norm > 0, norm, 1)
+
+
+def scaled_to(radius: float, tree: Tree) -> Tree:
+    """Returns the parameters times :func:`of_length`: as one vector they have the length; zeros stay zeros.
+
+    Args:
+        radius: the length.
+        tree: the parameters.
+    """
+    factor = of_length(radius, tree)
+    return {name: factor * leaf for name, leaf in tree.items()}
+
+
+@dataclass(frozen=True)
+class Moved(Point):
+    """The trained model plus a constant, both with the same parameters; the buffers are the trained model's.
+
+    Attributes:
+        by: the name of the constant among what is frozen.
+    """
+
+    by: str
+
+    def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
+        """See :class:`rayfl.engine.points.Point`."""
+        return {
+            name: [Share(TRAINED, name), Share(Constant(self.by), name)] for name in scope.task.network.parameter_names
+        }
+
+    def base(self, scope: Scope) -> Tree:
+        """See :class:`rayfl.engine.points.Point`."""
+        return dict(scope.trained)

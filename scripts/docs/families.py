@@ -20,8 +20,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
     ),
-    "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "fedem"),
-    "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per", "fedetf"),
+    "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "pacfl", "fesem", "fedem"),
+    "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per", "fedetf", "fednh"),
     "a model of its own, taught by outputs, features or heads": (
         *("fedmd", "feddistill", "fedproto", "fedtgp", "fedgh", "fedme"),
     ),
@@ -30,7 +30,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the one model of all": (
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
         *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
-        *("flora", "feddc", "fedadmm", "fedspeed", "fedcm", "fedrs", "ccvr"),
+        *("flora", "feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr"),
+        *("qfedavg", "drfa"),
     ),
     "a model without federation": ("local", "centralized"),
 }

@@ -13,7 +13,7 @@ import yaml
 FORMULAS = Path(__file__).resolve().parents[2] / "docs" / "methods" / "formulas.yaml"
 _GREEK = (
     *("alpha", "beta", "gamma", "delta", "kappa", "lambda", "mu", "nu", "xi", "pi", "rho", "sigma", "tau", "theta"),
-    *("eta", "epsilon", "Delta", "Lambda", "Sigma"),
+    *("eta", "epsilon", "zeta", "Delta", "Lambda", "Sigma", "Omega"),
 )
 _NAMES = {**{name: f"\\{name}" for name in _GREEK}, "eps": "\\varepsilon", "phi": "\\varphi"}
 _NAMES |= {"sum": "\\sum"} | {f"{letter}bar": f"\\bar {letter}" for letter in "vwxz"} | {"ghat": "\\hat g"}

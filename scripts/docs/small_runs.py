@@ -31,6 +31,7 @@ NEEDS = {
     "l2gd": "train.clients_per_round=all train.momentum=0",
     "pfedbayes": "train.momentum=0 algorithm.kl_weight=0.01",
     "pfedme": "train.momentum=0",
+    "qfedavg": "algorithm.lipschitz=1",
     "scaffold": "train.momentum=0",
 }
 """What a method needs of the preset to run there, or to show what it is for."""

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.fedetf import FedETF, etf_logits, simplex_etf
+from algorithms.fedetf import FedETF, etf_logits
 from algorithms.parts.balanced import log_prior
+from algorithms.parts.replaced_heads import simplex_etf
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError

@@ -135,6 +135,7 @@ METHODS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "floco": ({"simplex_dimension": 2, "assignment_round": 2}, {"global"}),
     "fedbabu": ({}, {"global"}),
     "fedetf": ({"alternations": 1}, {"global"}),
+    "fednh": ({}, {"global"}),
     "fedfusion": ({}, {"global"}),
     "fedpac": ({}, {"global"}),
     "superfed": ({"mode": "mm", "start": 0.0}, {"global"}),

@@ -120,6 +120,11 @@ def framed(network: Network, dim: int) -> int:
     return body(network) + (features(network) + 1) * dim + 1
 
 
+def prototyped(network: Network) -> int:
+    """Scalars of a body, of a scale, and of one direction a class."""
+    return body(network) + 1 + prototypes(network)
+
+
 def framed_names(network: Network) -> Iterable[str]:
     """Names of the tensors of these."""
     return {*network.body_names, "matrix", "offset", "temperature"}

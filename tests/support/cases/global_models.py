@@ -5,6 +5,8 @@ from __future__ import annotations
 from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
+from algorithms.drfa import DRFA
+from algorithms.elastic import Elastic
 from algorithms.fedadmm import FedADMM
 from algorithms.fedavg import FedAvg
 from algorithms.fedbn import FedBN
@@ -18,6 +20,7 @@ from algorithms.fedexp import FedExP
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
 from algorithms.fedlc import FedLC
+from algorithms.fedlesam import FedLESAM
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
@@ -25,10 +28,14 @@ from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedprox import FedProx
 from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
+from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
+from algorithms.fesem import FeSEM
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
 from algorithms.moon import MOON
+from algorithms.pacfl import PACFL
+from algorithms.qfedavg import QFedAvg
 from algorithms.scaffold import Scaffold
 from tests.support.cases.base import Case
 from tests.support.cases.expected import (
@@ -57,7 +64,24 @@ GLOBAL_MODELS = {
         uploads=lambda network: {*network.parameter_names, "square"},
         averages=False,
     ),
+    "elastic": Case(Elastic(mu=0.6, sample_share=0.5, finetune_epochs=1), up=twice, averages=False),
+    "elastic-model": Case(Elastic(sample_share=1.0, most_of="model"), up=twice, averages=False),
     "fednova": Case(FedNova(), averages=False, numbers=(1, 0)),
+    "qfedavg": Case(
+        QFedAvg(fairness=2.0, finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "step"},
+        averages=False,
+        numbers=(2, 1),
+    ),
+    "drfa": Case(
+        DRFA(trained="cohort", weight_lr=0.001, finetune_epochs=1),
+        down=twice,
+        up=twice,
+        uploads=lambda network: {*network.parameter_names, "loss"},
+        averages=False,
+        relabels=False,
+        numbers=(2, 1),
+    ),
     # in synchronous rounds, of which no update is late, it averages
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
@@ -66,6 +90,8 @@ GLOBAL_MODELS = {
     "fedrs-counts": Case(FedRS(alpha=0.1, scaling="counts")),
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
+    "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
+    "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
     "fedcm": Case(FedCM(alpha=0.4, finetune_epochs=1), down=twice, train={"momentum": 0.0}),
     "ccvr": Case(
         CCVR(virtual_features=20, calibrate_every=3, finetune_epochs=1),
@@ -98,6 +124,16 @@ GLOBAL_MODELS = {
     "fedspeed-all": Case(
         FedSpeed(rho=0.3, normalized=False, correction_mean="all"), private=frozenset({"correction"}), averages=False
     ),
+    "fedsmoo": Case(
+        FedSMOO(radius=0.2), down=twice, up=twice, private=frozenset({"displacement", "dual"}), averages=False
+    ),
+    "fedsmoo-dual": Case(
+        FedSMOO(radius=0.2, message="dual"),
+        down=twice,
+        up=twice,
+        private=frozenset({"displacement", "dual"}),
+        averages=False,
+    ),
     "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
     "fedgen": Case(
         FedGen(label_weight=1, feature_weight=1, noise_dim=4, generator_hidden=8, generator_steps=5, finetune_epochs=1),
@@ -110,6 +146,15 @@ GLOBAL_MODELS = {
     "fedfusion-multi": Case(FedFusion(operator="multi"), down=gated, up=gated, uploads=gated_names),
     "moon": Case(MOON(finetune_epochs=1), private=frozenset({"previous"})),
     "cfl": Case(CFL(mean_norm=1e9, max_norm=0, split_from=1), averages=False, everyone=True, relabels=False),
+    "fesem": Case(FeSEM(finetune_epochs=1), averages=False, relabels=False),
+    "pacfl": Case(
+        PACFL(threshold=28.0, finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "vectors", "classes"},
+        averages=False,
+        relabels=False,
+        numbers=(1, 0),
+        steady=False,
+    ),
     "hypcluster": Case(HypCluster(finetune_epochs=1), down=twice, averages=False),
     "local": Case(Local(), down=nothing, up=nothing, uploads=no_names, private=frozenset({"local"}), averages=False),
     "local-all": Case(

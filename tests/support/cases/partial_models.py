@@ -9,6 +9,7 @@ from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
 from algorithms.fedetf import FedETF
 from algorithms.fedgh import FedGH
+from algorithms.fednh import FedNH
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedrep import FedRep
@@ -31,6 +32,7 @@ from tests.support.cases.expected import (
     names_and_statistics,
     policed,
     policed_names,
+    prototyped,
     prototypes,
     valved,
     valved_names,
@@ -56,6 +58,14 @@ PARTIAL_MODELS = {
         down=lambda network: framed(network, 7) + 7 * classes(network),
         up=lambda network: framed(network, 7),
         uploads=framed_names,
+        averages=False,
+        one_layer=False,
+    ),
+    "fednh": Case(
+        FedNH(smoothing=0.5, finetune_epochs=1),
+        down=prototyped,
+        up=prototyped,
+        uploads=lambda network: {*body_names(network), "scale", "sums"},
         averages=False,
         one_layer=False,
     ),
