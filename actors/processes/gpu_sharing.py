@@ -30,11 +30,15 @@ def modes(by: str = "index") -> dict[str, str] | None:
 def takes_one_process(uuid: str) -> bool:
     """Returns whether a second process on a GPU of this machine would fail.
 
+    A part of a GPU (MIG) has a UUID of its own, which ``nvidia-smi`` does not list with modes: it counts as one of a
+    GPU in an exclusive mode if the machine has any.
+
     Args:
         uuid: UUID of the GPU, without ``nvidia-smi``'s prefix.
     """
-    found = (modes("uuid") or {}).get(f"GPU-{uuid}", "")
-    return found.startswith("Exclusive") and not mps_runs()
+    known = modes("uuid") or {}
+    found = [known[f"GPU-{uuid}"]] if f"GPU-{uuid}" in known else known.values()
+    return any(mode.startswith("Exclusive") for mode in found) and not mps_runs()
 
 
 def mps_runs() -> bool:

@@ -25,7 +25,7 @@ from rayfl.data.partitions.assignment import assignment_hash, to_parquet
 from rayfl.errors import DamageError, RunError
 from rayfl.experiment.copies import copy_of, settings_of, share_beginning, share_commits
 from rayfl.experiment.parts import Parts
-from rayfl.storage.commits import FOLDER
+from rayfl.storage.commits import FOLDER, CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.run_folder import CONFIG, remove_leftovers
 from rayfl.storage.tables import from_parquet
@@ -140,6 +140,7 @@ def _check_same_run(place: Storage, parts: Parts) -> None:
     if not stored.same_results(parts.config):
         changes = _differences(stored.model_dump(mode="json"), parts.config.model_dump(mode="json"))
         longer = len(changes) == 1 and stored.train.rounds < (rounds := parts.config.train.rounds)
+        longer = longer and not CommitStore(place).ended_early()  # more rounds would be refused
         more = f". `rayfl run {shlex.quote(place.uri)} train.rounds={rounds}` gives it more rounds" if longer else ""
         raise RunError(
             f"{place.uri} holds another run: {'; '.join(changes)}. Choose another name, or restore these values{more}"

@@ -14,7 +14,8 @@ class EarlyStopping:
     """The metric that ``early_stopping`` watches, over the evaluations so far.
 
     What it knows follows from the rows of ``rounds.parquet`` alone, so that an interrupted run decides as an
-    undisturbed one.
+    undisturbed one. Rows of an evaluation that a run of more rounds does not have, after a former last round, are left
+    out.
 
     Args:
         config: the experiment.
@@ -23,6 +24,7 @@ class EarlyStopping:
 
     Attributes:
         watched: whether any evaluation so far had the number that is watched.
+        why: why the run ends with the newest evaluation, as :meth:`ends` has it.
     """
 
     def __init__(
@@ -33,9 +35,10 @@ class EarlyStopping:
         self._measure = Measure(self._rule.metric or metrics[0].name, self._rule.model, "validation", metrics)
         self._best: tuple[int, float] | None = None
         self._worse = 0
-        self.watched = False
+        self.watched, self.why = False, ""
         for round, found in sorted(evaluations(rows).items()):
-            self.ends(round, found)
+            if round % config.evaluation.every == 0:
+                self.ends(round, found)
 
     def ends(self, rounds_completed: int, rows: Iterable[Mapping[str, Any]]) -> str:
         """Takes an evaluation into account.
@@ -47,6 +50,10 @@ class EarlyStopping:
         Returns:
             Why the run ends with it; empty where it goes on.
         """
+        self.why = self._judged(rounds_completed, rows)
+        return self.why
+
+    def _judged(self, rounds_completed: int, rows: Iterable[Mapping[str, Any]]) -> str:
         if not self._rule.on or rounds_completed <= self._rule.min_rounds:
             return ""
         value = self._measure.value(rows, self._algorithm)

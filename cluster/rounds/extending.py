@@ -10,13 +10,15 @@ from typing import Any
 
 from algorithms.base import Algorithm
 from algorithms.registry import METHODS, Experiment
+from cluster.rounds.early_stopping import EarlyStopping
 from cluster.rounds.progress import check_same_data, empty_tables
 from rayfl.config.loading import as_recorded, load_config, to_yaml
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
+from rayfl.storage.manifest import Manifest
 from rayfl.storage.run_folder import CONFIG, input_digests
-from rayfl.storage.tables import PartedTable
+from rayfl.storage.tables import PartedTable, read_whole
 
 _log = logging.getLogger("rayfl")
 
@@ -49,12 +51,8 @@ def extend(parts: Parts) -> list[str]:
     if manifest is not None:
         _, recorded = PartedTable.restored(parts.commits, manifest, "rounds")
         check_same_data(recorded, empty_tables(parts), storage.uri)
-    if manifest is not None and manifest.ended_early:
-        raise RunError(
-            f"{storage.uri} cannot be extended: it has ended early, after round {done} of {before} (early_stopping). "
-            f"Fork it with other options: rayfl fork {shlex.quote(storage.uri)} --name NAME "
-            f"'early_stopping={{}}' train.rounds={rounds}"
-        )
+    if manifest is not None:
+        _check_goes_on(parts, manifest, before)
     _check_course(parts, before, done)
     _stamp(parts, {stored.fingerprint(), config.fingerprint()})
     written = to_yaml(config).encode()
@@ -62,6 +60,21 @@ def extend(parts: Parts) -> list[str]:
         if place is not None:
             place.write(CONFIG, written)
     return [f"{storage.uri} had {before} rounds, of which {done} are done, and has {rounds} now"]
+
+
+def _check_goes_on(parts: Parts, manifest: Manifest, before: int) -> None:
+    """Refuses where a run of more rounds would not have come further than this one."""
+    config, uri, done = parts.config, parts.storage.uri, manifest.rounds_completed
+    how = f"it has ended early, after round {done} of {before}" if manifest.ended_early else ""
+    if not how and done == before and done % config.evaluation.every == 0:  # its last evaluation was to end nothing
+        recorded = read_whole(parts.commits, manifest, "rounds").to_pylist()
+        if why := EarlyStopping(config, parts.task.measures.metrics, recorded).why:
+            how = f"a longer run would have ended early, after round {done}: {why}"
+    if how:
+        raise RunError(
+            f"{uri} cannot be extended: {how} (early_stopping). Fork it with other options: rayfl fork "
+            f"{shlex.quote(uri)} --name NAME 'early_stopping={{}}' train.rounds={config.train.rounds}"
+        )
 
 
 def _check_course(parts: Parts, before: int, done: int) -> None:

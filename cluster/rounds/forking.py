@@ -98,6 +98,8 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
     config = as_recorded(content, lambda known, values: load_config(Experiment, known, {**values, **new}))
     changed = [path for path in _FIXED if getattr(config, path) != getattr(source.config, path)]
     changed += [f"train.{o}" for o in _FIXED_OF_TRAIN if getattr(config.train, o) != getattr(source.config.train, o)]
+    if (config.attack.backdoor is None) != (source.config.attack.backdoor is None):
+        changed.append("attack.backdoor")  # with one tables have a column more
     if config.privacy != source.config.privacy:
         changed.append("privacy")
     if config.privacy.on:  # epsilon is that of equal rounds

@@ -64,6 +64,12 @@ def _check_metric(rule: EarlyStoppingConfig, metrics: Sequence[Metric]) -> None:
     names = [metric.name for metric in metrics]
     if rule.metric is not None and rule.metric not in names:
         raise ConfigError(f"early_stopping.metric: there is no {rule.metric!r}; the task has {', '.join(names)}")
+    watched = next(metric for metric in metrics if rule.metric in (None, metric.name))
+    if rule.target is not None and rule.target > 1 and (watched.unit, watched.better) == ("%", "higher"):
+        raise ConfigError(
+            f"early_stopping.target: {rule.target:g} is {watched.told(rule.target)}, which {watched.label} never "
+            f"reaches; for {rule.target:g} % set {rule.target / 100:g}"
+        )
 
 
 def _check_rounds(config: ExperimentConfig) -> None:

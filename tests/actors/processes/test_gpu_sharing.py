@@ -16,7 +16,8 @@ from actors.processes.gpu_sharing import takes_one_process
         ("GPU-a, Default\\nGPU-b, Exclusive_Process\\n", False, False),
         ("GPU-a, Exclusive_Process\\nGPU-b, Default\\n", False, True),
         ("GPU-a, Exclusive_Process\\n", True, False),
-        ("GPU-b, Exclusive_Process\\n", False, False),
+        ("GPU-b, Default\\n", False, False),
+        ("GPU-b, Default\\nGPU-c, Exclusive_Process\\n", False, True),  # a part of one of these, with MIG
     ],
 )
 def test_a_gpu_in_an_exclusive_mode_takes_one_process(

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import METHODS, Experiment
+from cluster.rounds.forking import fork
 from rayfl.cli.entry import app
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError
@@ -189,3 +190,18 @@ def test_runs_without_a_backdoor_keep_their_fingerprint(tmp_path: Path) -> None:
     assert "attack" not in plain.identity() and "backdoor" not in attacked.identity()["attack"]
     assert len({plain.fingerprint(), attacked.fingerprint(), other.fingerprint()}) == 3
     torch.testing.assert_close(*(Parts(one).dataset.load(1)["train"].x for one in (plain, attacked)), rtol=0, atol=0)
+
+
+def test_a_fork_keeps_the_columns_of_its_tables(tmp_path: Path) -> None:
+    short = {"rounds": 1, "local_epochs": 1}
+    none = {"share": 0, "clients": None, "backdoor": None, "message": "honest", "strength": None}
+    of_attacked = rayfl.run(experiment(tmp_path, "attacked", train=short)).path
+    of_honest = rayfl.run(experiment(tmp_path, "honest", train=short, attack={})).path
+    for path, attack in ((of_attacked, none), (of_honest, SCALED)):
+        with pytest.raises(ConfigError, match=r"^attack\.backdoor: a fork goes on with"):
+            fork(
+                path, "other", None, {"train.rounds": 2, **{f"attack.{name}": value for name, value in attack.items()}}
+            )
+    fork(of_attacked, "target", None, {"train.rounds": 2, "attack.backdoor.target": TARGET + 1})
+    rows = where(rayfl.run(tmp_path / "target").rounds, model="global", cohort="all", split="test").to_pylist()
+    assert [(row["round"], row["asr"] is None) for row in rows] == [(1, False), (2, False)]

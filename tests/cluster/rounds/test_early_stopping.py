@@ -125,6 +125,9 @@ def test_a_run_that_has_ended_stays_ended(tmp_path: Path) -> None:
     assert run.finished and rounds_done(run) == f"{first.rounds_completed} of {ROUNDS}, ended early"
     with pytest.raises(RunError, match=r"has ended early, after round .* rayfl fork"):
         rayfl.run(first.path, train__rounds=20)
+    with pytest.raises(RunError, match="holds another run: train.rounds") as refused:
+        rayfl.run(content, train__rounds=20)
+    assert "gives it more rounds" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +170,25 @@ def test_a_fork_goes_on_beyond_an_early_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_longer_run_ends_where_it_does_without_having_been_extended(tmp_path: Path) -> None:
+    """The evaluation after the last round ends nothing, but it would have ended a run of more rounds."""
+    rule = {"early_stopping": {"patience": 1}}
+    whole = rayfl.run(experiment(tmp_path, "whole", **rule))
+    at = whole.rounds_completed
+    assert at < ROUNDS
+    reached = rayfl.run(experiment(tmp_path, "reached", train={"rounds": at}, **rule))
+    assert (reached.rounds_completed, reached.ended_early) == (at, False)
+    with pytest.raises(RunError, match=rf"a longer run would have ended early, after round {at}: .* rayfl fork"):
+        rayfl.run(reached.path, train__rounds=ROUNDS)
+    for every in (1, 2):  # where two do not divide the former last round, its evaluation does not count
+        options = {**rule, "evaluation": {"every": every}}
+        whole = rayfl.run(experiment(tmp_path, f"whole-{every}", **options))
+        for rounds in range(3 * every - 1, whole.rounds_completed):
+            parts = experiment(tmp_path, f"{rounds}-of-{every}", train={"rounds": rounds}, **options)
+            extended = rayfl.run(rayfl.run(parts).path, train__rounds=ROUNDS)
+            assert extended.rounds_completed == whole.rounds_completed, (every, rounds)
+
+
 def test_experiments_of_a_sweep_that_end_early_are_finished(local_ray: None, tmp_path: Path) -> None:
     content = {**experiment(tmp_path, "sweep"), "early_stopping": {"patience": 1}, "cluster": {"backend": "inline"}}
     sweep = plan_sweep(Experiment, content, parse_space(["seed=0:2"]), None, 0)
@@ -194,6 +216,7 @@ def test_experiments_of_a_sweep_that_end_early_are_finished(local_ray: None, tmp
             },
             r"early_stopping\.metric: there is no 'asr'",
         ),
+        ({"early_stopping": {"target": 90}}, r"early_stopping\.target: 90 is 9000\.00%.*for 90 % set 0\.9"),
         ({"early_stopping": {"patience": 1}, "holdout": {"validation": 0}}, "goes by validation samples"),
         (
             {"early_stopping": {"patience": 1}, "evaluation": {"every": 1, "splits": ["test"]}},
