@@ -125,7 +125,7 @@ def test_a_run_that_has_ended_stays_ended(tmp_path: Path) -> None:
     assert run.finished and rounds_done(run) == f"{first.rounds_completed} of {ROUNDS}, ended early"
     with pytest.raises(RunError, match=r"has ended early, after round .* rayfl fork"):
         rayfl.run(first.path, train__rounds=20)
-    with pytest.raises(RunError, match="holds another run: train.rounds") as refused:
+    with pytest.raises(RunError, match=r"holds another run: train\.rounds") as refused:
         rayfl.run(content, train__rounds=20)
     assert "gives it more rounds" not in str(refused.value)
 
