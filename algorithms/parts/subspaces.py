@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from algorithms.parts.simplex import Array
 from rayfl.params import Tree
 
 Proximity = Literal["vectors", "subspaces", "sum"]
-"""Which angle stands between two signatures; see :func:`angle`."""
+"""Which angle stands between two signatures; see :func:`angles`."""
 
 RIGHT = 90.0
 """The angle, in degrees, to a vector that is not there."""
@@ -65,41 +64,68 @@ def signature(x: Tensor, classes: Tensor | None, count: int) -> Tree:
 
 
 def angles(signatures: Sequence[Tree], others: Sequence[Tree], measure: Proximity) -> Array:
-    """Returns the angle of each signature to each of some others, in degrees; shape (len(signatures), len(others))."""
-    left, right = ([_comparable(one, measure) for one in group] for group in (signatures, others))
-    return np.array([[angle(one, other, measure) for other in right] for one in left]).reshape(len(left), len(right))
+    """Returns the angle of each signature to each of some others, in degrees; shape (len(signatures), len(others)).
+
+    The signs of vectors do not matter.
+
+    Args:
+        signatures: clients' vectors and their classes.
+        others: other clients'.
+        measure: ``vectors``: the least angle between a vector of the one and a vector of the other. ``subspaces``: the
+            smallest principal angle between the spans. ``sum``: the sum of the angles between vectors of the same class
+            and rank, with a right angle for each that only one has. For the first two a client without vectors is at a
+            right angle to everybody.
+    """
+    if measure == "sum":
+        return _sums(signatures, others)
+    left, right = ([_rows(one, measure) for one in group] for group in (signatures, others))
+    filled = [place for place, rows in enumerate(right) if len(rows)]
+    found = np.full((len(left), len(right)), RIGHT)
+    if filled:
+        stacked, starts = np.concatenate([right[place] for place in filled]), _starts([right[j] for j in filled])
+        for place, rows in enumerate(left):
+            if len(rows):
+                found[place, filled] = _least_angles(rows, stacked, starts, measure)
+    return found
 
 
 def proximity_matrix(signatures: Sequence[Tree], measure: Proximity) -> Array:
     """Returns the angles between signatures in degrees, symmetric with zeros on the diagonal; shape (K, K)."""
-    found = np.zeros((len(signatures), len(signatures)))
-    comparable = [_comparable(one, measure) for one in signatures]
-    for i, j in combinations(range(len(signatures)), 2):
-        found[i, j] = found[j, i] = angle(comparable[i], comparable[j], measure)
+    # Last bits may depend on the order of two clients: of each pair one angle counts.
+    upper = np.triu(angles(signatures, signatures, measure), 1)
+    found: Array = upper + upper.T
     return found
 
 
-def angle(one: Mapping[tuple[int, int], Array], other: Mapping[tuple[int, int], Array], measure: Proximity) -> float:
-    """Returns the angle between two clients in degrees, rounded; the signs of vectors do not matter.
+def _least_angles(rows: Array, stacked: Array, starts: Array, measure: Proximity) -> Array:
+    """Returns the angles of a client to others, shape (n,).
 
     Args:
-        one: a client's vectors by class and rank.
-        other: another client's.
-        measure: ``vectors``: the least angle between a vector of the one and a vector of the other. ``subspaces``: the
-            smallest principal angle between the spans, of which the vectors are orthonormal bases. ``sum``: the sum of
-            the angles between vectors of the same class and rank, with a right angle for each that only one has. For
-            the first two a client without vectors is at a right angle to everybody.
+        rows: the client's vectors, shape (m, d).
+        stacked: those of the others, one after the other.
+        starts: where each begins, shape (n,).
+        measure: ``vectors`` or ``subspaces``.
     """
-    if measure == "sum":
-        pairs = one.keys() & other.keys()
-        alone = len(one) + len(other) - 2 * len(pairs)
-        cosines = np.array([one[key] @ other[key] for key in sorted(pairs)])
-        return float(np.round(_degrees(cosines).sum() + RIGHT * alone, _DECIMALS))
-    if not one or not other:
-        return RIGHT
-    products = np.stack(list(one.values())) @ np.stack(list(other.values())).T
-    cosine = np.linalg.svd(products, compute_uv=False)[0] if measure == "subspaces" else np.abs(products).max()
-    return float(_degrees(cosine))
+    products = rows @ stacked.T
+    if measure == "vectors":
+        return _degrees(np.maximum.reduceat(np.abs(products).max(0), starts))
+    blocks = np.split(products, starts[1:], 1)
+    return _degrees(np.array([np.linalg.svd(block, compute_uv=False)[0] for block in blocks]))
+
+
+def _sums(signatures: Sequence[Tree], others: Sequence[Tree]) -> Array:
+    """Returns the angles of the measure ``sum``, by class and rank for all clients together."""
+    left, right = ([_by_rank(one) for one in group] for group in (signatures, others))
+    total, pairs = np.zeros((len(left), len(right))), np.zeros((len(left), len(right)))
+    for key in sorted({key for one in left for key in one} & {key for one in right for key in one}):
+        here, there = ([place for place, one in enumerate(group) if key in one] for group in (left, right))
+        cosines = np.stack([left[place][key] for place in here]) @ np.stack([right[place][key] for place in there]).T
+        total[np.ix_(here, there)] += _degrees(cosines)
+        pairs[np.ix_(here, there)] += 1
+    counts, others_counts = (np.array([len(one) for one in group], dtype=np.float64) for group in (left, right))
+    alone = counts[:, None] + others_counts[None] - 2 * pairs
+    found: Array = np.round(total + RIGHT * alone, _DECIMALS)
+    return found
 
 
 def _degrees(cosines: Array) -> Array:
@@ -108,13 +134,19 @@ def _degrees(cosines: Array) -> Array:
     return found.round(_DECIMALS)
 
 
-def _comparable(one: Tree, measure: Proximity) -> dict[tuple[int, int], Array]:
-    """Returns a signature's vectors by class and rank; of ``subspaces`` an orthonormal basis of all vectors' span."""
-    vectors, classes = one["vectors"].cpu().numpy(), one["classes"].tolist()
-    if measure == "subspaces":
-        vectors = leading_vectors(vectors.T)
-        classes = [0] * vectors.shape[1]
-    found: dict[tuple[int, int], Array] = {}
-    for place, label in enumerate(classes):
-        found[label, place - classes.index(label)] = vectors[:, place]
+def _rows(one: Tree, measure: Proximity) -> Array:
+    """Returns a signature's vectors, shape (m, d); of ``subspaces`` an orthonormal basis of their span."""
+    vectors: Array = one["vectors"].cpu().numpy()
+    return np.ascontiguousarray((leading_vectors(vectors.T) if measure == "subspaces" else vectors).T)
+
+
+def _starts(blocks: Sequence[Array]) -> Array:
+    """Returns where each of some arrays begins in all of them together."""
+    found: Array = np.cumsum([0, *map(len, blocks[:-1])])
     return found
+
+
+def _by_rank(one: Tree) -> dict[tuple[int, int], Array]:
+    """Returns a signature's vectors by class and rank."""
+    vectors, classes = one["vectors"].cpu().numpy(), one["classes"].tolist()
+    return {(label, place - classes.index(label)): vectors[:, place] for place, label in enumerate(classes)}
