@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -97,13 +98,13 @@ def proximity_matrix(signatures: Sequence[Tree], measure: Proximity) -> Array:
     return found
 
 
-def _least_angles(rows: Array, stacked: Array, starts: Array, measure: Proximity) -> Array:
+def _least_angles(rows: Array, stacked: Array, starts: Sequence[int], measure: Proximity) -> Array:
     """Returns the angles of a client to others, shape (n,).
 
     Args:
         rows: the client's vectors, shape (m, d).
         stacked: those of the others, one after the other.
-        starts: where each begins, shape (n,).
+        starts: where each begins, n numbers.
         measure: ``vectors`` or ``subspaces``.
     """
     products = rows @ stacked.T
@@ -140,10 +141,9 @@ def _rows(one: Tree, measure: Proximity) -> Array:
     return np.ascontiguousarray((leading_vectors(vectors.T) if measure == "subspaces" else vectors).T)
 
 
-def _starts(blocks: Sequence[Array]) -> Array:
+def _starts(blocks: Sequence[Array]) -> list[int]:
     """Returns where each of some arrays begins in all of them together."""
-    found: Array = np.cumsum([0, *map(len, blocks[:-1])])
-    return found
+    return [0, *accumulate(map(len, blocks[:-1]))]
 
 
 def _by_rank(one: Tree) -> dict[tuple[int, int], Array]:
