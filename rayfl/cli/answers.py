@@ -69,10 +69,14 @@ def answers(
         text = Text(f"{shown['prompt']}\n\nanswer:    {shown['answer']}\nreference: {shown['reference']}")
         terminal.out().print(Panel(text, title=f"client {row['client']}", title_align="left"))
     terminal.say(
-        f"{about['model']} after round {models.rounds_completed}, {split} samples of {scores['clients']} clients, "
-        f"{scores['answers']} answers:\n"
+        f"{about['model']} after round {models.rounds_completed}, {split} samples of {_count(scores['clients'], 'client')}, "
+        f"{_count(scores['answers'], 'answer')}:\n"
         f"ROUGE-L {100 * scores['rouge_l']:.2f} +- {100 * scores['rouge_l_std']:.2f} % over clients "
         f"({100 * scores['pooled_rouge_l']:.2f} % of all answers together)\n"
         f"exactly right {100 * scores['exact']:.2f} +- {100 * scores['exact_std']:.2f} %; "
         f"ended by themselves {100 * scores['ended']:.2f} %" + ("" if out is None else f"\nanswers: {out}")
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
