@@ -69,8 +69,8 @@ def answers(
         text = Text(f"{shown['prompt']}\n\nanswer:    {shown['answer']}\nreference: {shown['reference']}")
         terminal.out().print(Panel(text, title=f"client {row['client']}", title_align="left"))
     terminal.say(
-        f"{about['model']} after round {models.rounds_completed}, {split} samples of {_count(scores['clients'], 'client')}, "
-        f"{_count(scores['answers'], 'answer')}:\n"
+        f"{about['model']} after round {models.rounds_completed}, {split} samples of "
+        f"{_count(scores['clients'], 'client')}, {_count(scores['answers'], 'answer')}:\n"
         f"ROUGE-L {100 * scores['rouge_l']:.2f} +- {100 * scores['rouge_l_std']:.2f} % over clients "
         f"({100 * scores['pooled_rouge_l']:.2f} % of all answers together)\n"
         f"exactly right {100 * scores['exact']:.2f} +- {100 * scores['exact_std']:.2f} %; "
