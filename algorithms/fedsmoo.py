@@ -35,9 +35,9 @@ class FedSMOO(Algorithm):
         lambda <- lambda - alpha/m sum_{i in S} (w_i - w_t),    w_{t+1} = mean_S w_i - lambda / alpha
         s <- rho v / ||v||,    v = mean_S z_i
 
-    lambda_i and lambda are FedDyn's linear terms, kept divided by -alpha, and alpha is 1/beta in the paper. mu_i is the
-    dual variable of the constraint that all clients look uphill in one direction, s. Both means count all clients of
-    the cohort the same. At first all lambda_i, mu_i and s are 0, so that a client's first step in round 0 is one of
+    lambda_i and lambda are FedDyn's linear terms, kept as sums of displacements; alpha is 1/beta in the paper. mu_i is
+    the dual variable of the constraint that all clients look uphill in one direction, s. Both means count all clients
+    of the cohort the same. At first all lambda_i, mu_i and s are 0, so that a client's first step in round 0 is one of
     FedSAM with dynamic regularisation. rho = 0 is FedDyn.
 
     Norms are those of all parameters as one vector; where u or v is 0, so is what is made of it. s_i is a constant: no

@@ -34,10 +34,10 @@ class PACFL(ClusterModels):
     class of fewer samples than p, or of dependent ones, gives as many vectors as its rank. A client without any vector
     is at a right angle to all.
 
-    Server: w_c, c_k, U_k. Client: nothing. Down: w_c and c. Up: w_k and n_k; before the first round U_k. Evaluated:
-    w_{c_k} (``personalized``), also for clients never sampled; with ``finetune_epochs`` also this model after
-    fine-tuning (``finetuned``). There is no global model. A newcomer takes the model of the cluster that is nearest by
-    ``linkage``, however far that is; the clusters stay.
+    Server: w_c, c_k, U_k. Client: nothing. Down: w_c and c. Up: w_k and n_k, and U_k before the first round. Evaluated:
+    the model of the client's cluster (``personalized``), also for clients never sampled; with ``finetune_epochs`` also
+    this model after fine-tuning (``finetuned``). There is no global model. A newcomer takes the model of the cluster
+    that is nearest by ``linkage``, however far that is; the clusters stay.
 
     References:
         Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin: Efficient Distribution Similarity Identification in

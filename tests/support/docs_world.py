@@ -25,6 +25,7 @@ from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograp
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import NEXT, comments, tweets
+from tests.support.bases import write_base
 from tests.support.field_files import brca_files
 from tests.support.leaf_sources import document, entry, write_source
 from tests.support.tff_files import stack_overflow, write_sqlite
@@ -75,6 +76,13 @@ def _named_runs(home: Path, folder: Path, rounds: int) -> None:
     for number, name in enumerate(("fedavg-digits-1", "superfed-digits-1", "run-a", "run-b")):
         # No two are the same experiment.
         _run(results, name, algorithm=name.split("-")[0] if "digits" in name else "fedavg", seed=number)
+
+
+def _questions(home: Path, folder: Path, rounds: int) -> None:
+    """A run of a language model that has been asked questions."""
+    base = write_base("llama", home / "words", causal=True, vocabulary=258)
+    chosen = {**TINY, "storage_path": str(home / "ray_results"), "name": "questions", "model.folder": str(base)}
+    run_config(load_config(Experiment, "quickstart-lm", chosen))
 
 
 def _inspected_runs(home: Path, folder: Path, rounds: int) -> None:
@@ -167,6 +175,7 @@ def _devices(home: Path, folder: Path) -> None:
 _RUNS: dict[str, Callable[[Path, Path, int], None]] = {
     r"ray_results/(my-run|fedavg-\*|run-a)": _named_runs,
     r"\bRUN(_A)?\b": _inspected_runs,
+    r"ray_results/questions": _questions,
 }
 """By what a page mentions, the runs that it needs, the first with the number of rounds that it mentions."""
 
