@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal
 
-import numpy as np
+import torch
 
 from algorithms.base import Clients, setting
 from algorithms.parts.clusters import ClusterModels, hierarchical_clusters
 from algorithms.parts.means import mean_of
-from algorithms.parts.partial import part
 from algorithms.parts.simplex import Array
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -23,11 +22,12 @@ from rayfl.params import Tree
 
 def distances(models: Sequence[Tree], centers: Sequence[Tree], network: Network) -> Array:
     """Returns ||W_i - C_k|| over all parameters, float64 of shape (len(models), len(centers))."""
-    found = np.zeros((len(models), len(centers)))
-    for place, model in enumerate(models):
-        for other, center in enumerate(centers):
-            leaves = part(model, network.parameter_names)
-            found[place, other] = sum(float(((leaves[n] - center[n]).double() ** 2).sum()) for n in leaves) ** 0.5
+    squares = torch.zeros(len(models), len(centers), dtype=torch.float64)
+    for name in network.parameter_names:
+        own, others = (torch.stack([one[name].flatten() for one in group]).double() for group in (models, centers))
+        # by products of matrices small distances would be lost in rounding
+        squares += torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist").square()
+    found: Array = squares.sqrt().numpy()
     return found
 
 
@@ -95,6 +95,8 @@ class FeSEM(ClusterModels):
             network: names the parameters.
             first: whether there are no centers yet, and clusters are found among the models themselves.
         """
+        if not trained:  # nobody of the cohort has come to the end of a round
+            return []
         if first:
             found = dict.fromkeys(range(len(trained)), 0)
             groups = hierarchical_clusters(distances(trained, trained, network), "complete", 0.0, self.centers)

@@ -48,7 +48,13 @@ def prompts_of(x: Tensor, y: Tensor) -> list[Prompt]:
 
 
 def answers(
-    predictor: Predictor, task: Any, prompts: Sequence[Prompt], most: int, length: int, end: int | None, device: Any
+    predictor: Predictor,
+    task: Any,
+    prompts: Sequence[Prompt],
+    most: int,
+    length: int,
+    end: int | None,
+    device: torch.device,
 ) -> Iterator[list[int]]:
     """Generates the most probable next tokens, one after the other (greedy decoding), in the order of the prompts.
 
@@ -76,7 +82,7 @@ def _together(
     most: int,
     length: int,
     end: int | None,
-    device: Any,
+    device: torch.device,
 ) -> list[list[int]]:
     """Answers prompts in the same passes."""
     begins = [len(one.tokens) for one in prompts]

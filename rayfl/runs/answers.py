@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from rayfl.data.sources.base import Decoder
-from rayfl.engine.engine import Engine
 from rayfl.engine.generation import answers, prompts_of
 from rayfl.engine.transfers import move_trees
 from rayfl.errors import ConfigError
@@ -82,7 +81,6 @@ def answered(
         raise ConfigError(f"--split: answers takes {', '.join(SPLITS)}, not {split!r}")
     for client in clients:
         check_client(models.run, client)
-    Engine(parts.task, torch.device("cpu"), models.run.config.engine)  # has the network compute in the run's precision
     decoder = models.run.config.dataset.decoder() or _Numbers()
     for client in clients or range(parts.dataset.num_clients):
         if not clients and not len(parts.dataset.load(client)[split]):

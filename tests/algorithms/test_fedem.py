@@ -18,7 +18,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, num_bytes
 from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients, two_camps
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(
@@ -221,14 +221,10 @@ def test_clipping_would_couple_the_components() -> None:
 
 
 def test_two_camps_that_contradict_each_other_are_told_apart() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rule = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    clients = []
-    for client in range(6):
-        x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
-        clients.append((x, ((x @ rule).argmax(1) + client % 2) % 3))
     train = TrainConfig(rounds=20, clients_per_round=4, local_epochs=2, batch_size=10, lr=0.5)
-    mixed, plain = (Toy(a, ListDataset(clients), softmax_regression(), train) for a in (FedEM(components=2), FedAvg()))
+    mixed, plain = (
+        Toy(a, ListDataset(two_camps(6)), softmax_regression(), train) for a in (FedEM(components=2), FedAvg())
+    )
     mixed.run()
     plain.run()
     own = np.mean([rows["personalized"].top1 for rows in mixed.scores().values()])

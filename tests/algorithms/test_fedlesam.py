@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedlesam import FedLESAM
@@ -17,6 +16,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, num_bytes, subtract
 from tests.support.both_modes import assert_modes_agree
+from tests.support.plain_steps import length
 from tests.support.toy_networks import Quadratic, normalized_layers, recurrent_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
@@ -36,10 +36,6 @@ EACH = pytest.mark.parametrize("options", VERSIONS, ids=lambda options: "-".join
 
 def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:
     return Toy(algorithm, **{"dataset": random_clients(SIZES), "task": two_layers(), **options}, train=train)
-
-
-def length(tree: Tree) -> Tensor:
-    return torch.cat([leaf.flatten() for leaf in tree.values()]).norm()
 
 
 @MODES

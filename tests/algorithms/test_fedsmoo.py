@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from algorithms.feddyn import FedDyn
 from algorithms.fedsmoo import FedSMOO
@@ -18,6 +16,7 @@ from rayfl.engine.tasks import Batch, begin_step
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves, num_bytes, subtract, zeros_like
 from tests.support.both_modes import assert_modes_agree
+from tests.support.plain_steps import length, slopes
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
@@ -35,16 +34,6 @@ def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:
 def quad(algorithm: Any, points: Any, start: float = 1.0, **train: Any) -> Toy:
     section = TrainConfig(**{"rounds": 3, "clients_per_round": "all", "batch_size": None, "lr": 0.1, **train})
     return Toy(algorithm, quadratic_clients(points, (1,) * len(points)), Quadratic(start=start), section)
-
-
-def slopes(network: Any, x: Tree, inputs: Tensor, labels: Tensor) -> Tree:
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
-    loss = F.cross_entropy(network.logits(leaves, inputs), labels)
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-
-
-def length(tree: Tree) -> Tensor:
-    return torch.cat([leaf.flatten() for leaf in tree.values()]).norm()
 
 
 def mean(trees: list[Tree]) -> Tree:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from algorithms.feddc import FedDC
 from algorithms.feddyn import FedDyn
@@ -18,6 +16,7 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch, begin_step
 from rayfl.params import Tree, copy, map_leaves, num_bytes, zeros_like
 from tests.support.both_modes import assert_modes_agree
+from tests.support.plain_steps import slopes
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 
@@ -41,12 +40,6 @@ def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:
 def quad(algorithm: Any, points: Any, start: float = 1.0, **train: Any) -> Toy:
     section = TrainConfig(**{"rounds": 3, "clients_per_round": "all", "batch_size": None, "lr": 0.1, **train})
     return Toy(algorithm, quadratic_clients(points, (1,) * len(points)), Quadratic(start=start), section)
-
-
-def slopes(network: Any, x: Tree, inputs: Tensor, labels: Tensor) -> Tree:
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
-    loss = F.cross_entropy(network.logits(leaves, inputs), labels)
-    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
 @VERSIONS

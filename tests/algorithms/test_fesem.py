@@ -16,7 +16,15 @@ from rayfl.params import Tree, copy, map_leaves
 from tests.support.both_modes import assert_modes_agree
 from tests.support.plain_steps import steps
 from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
+from tests.support.toys import (
+    ListDataset,
+    Toy,
+    assert_close,
+    assert_equal,
+    quadratic_clients,
+    random_clients,
+    two_camps,
+)
 
 SIZES = (8, 12, 6, 10, 9, 3)
 COHORTS = ([0, 1, 2, 5], [1, 3], [0, 3, 4, 5], [2], [0, 1, 2, 3, 4, 5])
@@ -206,14 +214,8 @@ def test_looped_and_vectorized_agree(double: bool) -> None:
 
 
 def test_clients_that_contradict_each_other_in_two_camps_are_told_apart() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rule = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    clients = []
-    for client in range(8):
-        x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
-        clients.append((x, ((x @ rule).argmax(1) + client % 2) % 3))
     train = TrainConfig(rounds=15, clients_per_round=6, local_epochs=5, batch_size=10, lr=0.3)
-    toy = Toy(FeSEM(), ListDataset(clients), softmax_regression(), train)
+    toy = Toy(FeSEM(), ListDataset(two_camps(8)), softmax_regression(), train)
     toy.run()
     camps = [toy.server["clusters"][str(client)] for client in range(8)]
     assert camps in ([0, 1] * 4, [1, 0] * 4)

@@ -17,7 +17,15 @@ from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, map_leaves
 from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
+from tests.support.toys import (
+    ListDataset,
+    Toy,
+    assert_close,
+    assert_equal,
+    quadratic_clients,
+    random_clients,
+    two_camps,
+)
 
 SIZES = (8, 12, 6, 10)
 TRAIN = TrainConfig(
@@ -181,15 +189,9 @@ def test_vectorized_agrees_with_looped() -> None:
 
 
 def test_clients_that_contradict_each_other_in_two_camps_are_told_apart() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rule = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    clients = []
-    for client in range(8):
-        x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
-        clients.append((x, ((x @ rule).argmax(1) + client % 2) % 3))
     train = TrainConfig(rounds=15, clients_per_round=6, local_epochs=2, batch_size=10, lr=0.3)
     clustered, plain = (
-        Toy(algorithm, ListDataset(clients), softmax_regression(), train) for algorithm in (HypCluster(), FedAvg())
+        Toy(algorithm, ListDataset(two_camps(8)), softmax_regression(), train) for algorithm in (HypCluster(), FedAvg())
     )
     clustered.run()
     plain.run()

@@ -21,7 +21,7 @@ from rayfl.examples import Examples, InputSpec
 from rayfl.params import copy, num_bytes
 from tests.support.plain_steps import steps
 from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
-from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients, two_camps
 
 SIZES = (8, 12, 6, 10, 9, 3)
 COHORTS = ([0, 1, 2, 5], [1, 3], [0, 3, 4, 5], [2])
@@ -279,14 +279,9 @@ def test_looped_and_vectorized_agree(dtype: torch.dtype) -> None:
 
 def test_clients_of_two_camps_that_contradict_each_other_do_better_than_with_one_model() -> None:
     """Concepts differ as the inputs' subspaces do: the clusters are known before the first round."""
-    generator = torch.Generator().manual_seed(0)
-    rule = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    clients = []
-    for client in range(8):
-        x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
-        y = ((x @ rule).argmax(1) + client % 2) % 3
+    clients = two_camps(8)
+    for client, (x, _) in enumerate(clients):
         x[:, 3 if client % 2 else 4] *= 4
-        clients.append((x, y))
     train = TrainConfig(rounds=15, clients_per_round=6, local_epochs=2, batch_size=10, lr=0.1)
     own, shared = (
         Toy(algorithm, ListDataset(clients), softmax_regression(), train)

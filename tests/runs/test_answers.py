@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import rayfl
@@ -97,6 +98,13 @@ def test_what_has_no_prompts_is_refused(run: Path, tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "classes", "fedavg") | {"cluster": {"backend": "inline"}})
     with pytest.raises(ConfigError, match="a run of classification; answers are of task=language_model"):
         of(tmp_path / "classes")
+    texts = yaml.safe_load((run / "config.yaml").read_text())
+    texts["dataset"] = {"name": "synthetic_text", "num_clients": 3, "texts": 6, "length": 8, "vocabulary": 20}
+    texts |= {"name": "texts", "storage_path": str(tmp_path), "train": {**texts["train"], "rounds": 1}}
+    texts["evaluation"]["every"] = 1
+    rayfl.run(texts)
+    with pytest.raises(ConfigError, match="its texts are learned from their first token on: answers need prompts"):
+        of(tmp_path / "texts")
     with pytest.raises(ConfigError, match="there is no client 3"):
         of(run, clients=[3])
     with pytest.raises(ConfigError, match="there is no GPU here"):

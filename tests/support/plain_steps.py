@@ -1,9 +1,12 @@
-"""A local update written with PyTorch alone, for tests that compare rounds with it."""
+"""Local updates written with PyTorch alone, for tests that compare rounds with them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from rayfl.engine.batches import plan_batches
 from rayfl.params import Tree
@@ -32,3 +35,15 @@ def steps(toy: Toy, model: Tree, client: int, round: int) -> Tree:
         F.cross_entropy(hidden @ leaves["head.weight"].T + leaves["head.bias"], part.y[index]).backward()
         optimizer.step()
     return {name: leaf.detach() for name, leaf in leaves.items()}
+
+
+def slopes(network: Any, x: Tree, inputs: Tensor, labels: Tensor) -> Tree:
+    """The gradient of the mean cross-entropy at a model x."""
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in x.items()}
+    loss = F.cross_entropy(network.logits(leaves, inputs), labels)
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def length(tree: Tree) -> Tensor:
+    """The norm of all leaves as one vector."""
+    return torch.cat([leaf.flatten() for leaf in tree.values()]).norm()

@@ -96,6 +96,17 @@ def random_clients(
     return ListDataset(clients, classes, torch.randn(public, inputs, generator=generator, dtype=dtype))
 
 
+def two_camps(clients: int) -> list[tuple[Tensor, Tensor]]:
+    """Samples of clients of even and of odd numbers, who give the same inputs other labels, 40 each."""
+    generator = torch.Generator().manual_seed(0)
+    rule = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    found = []
+    for client in range(clients):
+        x = torch.randn(40, 5, generator=generator, dtype=torch.float64)
+        found.append((x, ((x @ rule).argmax(1) + client % 2) % 3))
+    return found
+
+
 @dataclass(frozen=True)
 class RelabelledStreams(RandomStreams):
     """Streams keyed by another id than the client's own.
