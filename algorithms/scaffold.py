@@ -56,6 +56,7 @@ class Scaffold(Algorithm):
 
     name: Literal["scaffold"] = "scaffold"
     citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    no_example_privacy: ClassVar[str] = ""
     no_privacy: ClassVar[str] = (
         "its clients send changes of control variates, too, and its server counts the clients of a round"
     )
@@ -123,6 +124,10 @@ class Scaffold(Algorithm):
         client.state["control"] = renewed
         return Weighted({"model": trained, "control": subtract(renewed, own)})
 
+    def why_no_example_privacy(self) -> str:
+        of_gradient = "with algorithm.control_update=option1 its clients send a gradient of all samples without noise"
+        return super().why_no_example_privacy() or (of_gradient if self.control_update == "option1" else "")
+
     @property
     def objective(self) -> Any:
         """CE + <c - c_k, y>, whose gradient is the corrected one."""
@@ -137,7 +142,7 @@ class Scaffold(Algorithm):
         start = parameters(received, client.task)
         if self.control_update == "option1":
             gradient = await client.gradient(received, loss())
-            coupled = 0.0 if train.optimizer == "adamw" else train.weight_decay
+            coupled = 0.0 if train.rule.decoupled else train.weight_decay
             return add_scaled(parameters(gradient, client.task), start, coupled)
         scale = 1 / (client.lr * sum_of_step_weights(steps, train.momentum))
         moved = map_leaves(lambda leaf: leaf * scale, subtract(start, parameters(trained, client.task)))

@@ -25,6 +25,7 @@ _PUBLIC = {
     "Server": "rayfl.engine.server",
     "Predictor": "rayfl.engine.tasks",
     "NetworkTask": "rayfl.engine.tasks",
+    "ElementwiseOptimizer": "rayfl.engine.elementwise",
     "Weighted": "rayfl.aggregation.exact_sum",
     "RayflError": "rayfl.errors",
     "import_leaf": "rayfl.data.sources.leaf",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from rayfl.aggregation.exact_sum import Weighted as Weighted
     from rayfl.data.sources.leaf import import_leaf as import_leaf
     from rayfl.engine.client import Client as Client
+    from rayfl.engine.elementwise import ElementwiseOptimizer as ElementwiseOptimizer
     from rayfl.engine.server import Server as Server
     from rayfl.engine.tasks import NetworkTask as NetworkTask
     from rayfl.engine.tasks import Predictor as Predictor

@@ -21,7 +21,7 @@ from rayfl.naming.objects import module_file, names_an_object
 
 _log = logging.getLogger("rayfl")
 _PACKAGES = ("actors", "algorithms", "cluster", "rayfl")
-_NAMING = ("name", "factory", "function")
+_NAMING = ("name", "factory", "function", "optimizer")
 """Fields whose value may be ``module:name``."""
 _TIMESTAMP = (2020, 1, 1, 0, 0, 0)
 _WITHOUT_GITIGNORE = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"

@@ -33,7 +33,7 @@ from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import read_timings
 
 _FIXED = ("seed", "dataset", "transform", "partition", "holdout", "noise", "task", "model", "system")
-_FIXED_OF_TRAIN = ("optimizer", "persist_optimizer", "private_norm")
+_FIXED_OF_TRAIN = ("optimizer", "optimizer_options", "persist_optimizer", "private_norm")
 """Options that decide the shape of states and tables and the samples of clients: a fork cannot change them."""
 
 
@@ -105,6 +105,12 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
     if config.privacy.on:  # epsilon is that of equal rounds
         sampled = ("clients_per_round", "sampling")
         changed += [f"train.{o}" for o in sampled if getattr(config.train, o) != getattr(source.config.train, o)]
+    if config.privacy.of_examples:  # epsilon is that of rounds with equal steps
+        steps = ("batch_size", "local_epochs", "min_local_steps", "max_local_steps")
+        counted = ("clients_per_round", "min_clients_per_round", "sampling", *steps)
+        changed += [f"train.{o}" for o in counted if getattr(config.train, o) != getattr(source.config.train, o)]
+        if config.algorithm != source.config.algorithm:
+            changed.append("algorithm")
     if config.evaluation.unseen_clients != source.config.evaluation.unseen_clients:
         changed.append("evaluation.unseen_clients")
     if config.algorithm.name != source.config.algorithm.name:

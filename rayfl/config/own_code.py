@@ -52,7 +52,7 @@ def own_name(method: BaseModel) -> str:
 
 
 def named_code(
-    config: ExperimentConfig, sections: Sequence[str] = ("dataset", "task", "model", "algorithm")
+    config: ExperimentConfig, sections: Sequence[str] = ("dataset", "task", "model", "algorithm", "train")
 ) -> list[str]:
     """The users' own functions and classes ``module:name`` that some sections of a configuration would import."""
     found: dict[str, list[str]] = {
@@ -60,6 +60,7 @@ def named_code(
         "task": [config.task.factory] if isinstance(config.task, CustomTask) else [],
         "model": [model.factory for model in _models(config) if isinstance(model, CustomModel)],
         "algorithm": [config.algorithm.name] if names_an_object(config.algorithm.name) else [],
+        "train": [config.train.optimizer] if names_an_object(config.train.optimizer) else [],
     }
     return list(dict.fromkeys(name for section in sections for name in found[section]))
 

@@ -10,12 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rayfl.engine.elementwise import Chosen, ElementwiseOptimizer, Options, made
 from rayfl.errors import MethodError
 from rayfl.params import Tree, from_leaves, leaves
 
-OptimizerName = Literal["sgd", "adam", "adamw"]
+OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "lion", "rmsprop"]
 SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("momentum",), "adam": ("m", "v"), "adamw": ("m", "v")}
-"""Names of the tensors that an optimizer keeps for every parameter, in addition to the number of its steps."""
+"""Names of the tensors that an optimizer of PyTorch's fused kernels keeps for every parameter."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +25,21 @@ class Rule:
 
     Attributes:
         lr: learning rate.
-        optimizer: ``sgd``, ``adam`` or ``adamw`` (Adam with decoupled weight decay).
+        optimizer: ``sgd``, ``adam`` or ``adamw`` (Adam with decoupled weight decay), or one of
+            :mod:`rayfl.engine.elementwise`.
         momentum: of SGD.
         dampening: of SGD's momentum.
         nesterov: whether SGD looks ahead.
-        weight_decay: L2 penalty, added to the gradient; for AdamW decoupled from it.
+        weight_decay: L2 penalty, added to the gradient; where it is :attr:`decoupled`, the step shrinks the parameters
+            by ``lr`` times it.
         betas: decay rates of Adam's two moments.
         eps: added to the root of Adam's second moment.
         bounds: interval to which parameters are clipped after every step.
+        options: of an elementwise optimizer.
     """
 
     lr: float
-    optimizer: OptimizerName = "sgd"
+    optimizer: str = "sgd"
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False
@@ -43,21 +47,36 @@ class Rule:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     bounds: tuple[float, float] | None = None
+    options: Options = ()
+
+    @property
+    def elementwise(self) -> ElementwiseOptimizer | None:
+        """Returns the optimizer, unless it is one of PyTorch's fused kernels."""
+        return None if self.optimizer in SLOTS else made(Chosen(self.optimizer, self.options))
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Returns the names of the optimizer's state tensors per parameter."""
+        if (other := self.elementwise) is not None:
+            return other.slots
         return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
 
     @property
     def counts(self) -> bool:
         """Returns whether the update depends on the number of steps taken."""
+        if (other := self.elementwise) is not None:
+            return other.counts
         return self.optimizer != "sgd" or self.dampening > 0
+
+    @property
+    def decoupled(self) -> bool:
+        """Returns whether weight decay is no part of the gradient."""
+        return self.optimizer == "adamw" or ((other := self.elementwise) is not None and other.decoupled)
 
     @property
     def still(self) -> bool:
         """Returns whether a zero gradient changes neither parameters nor state."""
-        return not self.slots and not self.weight_decay and self.bounds is None
+        return self.optimizer == "sgd" and not self.momentum and not self.weight_decay and self.bounds is None
 
     def step(
         self,
@@ -89,6 +108,13 @@ class Rule:
                 maximize=False,
                 is_first_step=bool(self.dampening and steps == 1),
             )
+        elif (other := self.elementwise) is not None:
+            assert not own
+            if self.weight_decay and other.decoupled:
+                torch._foreach_mul_(parameters, 1 - self.lr * self.weight_decay)
+            elif self.weight_decay:
+                torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
+            other.step(parameters, gradients, slots, steps if other.counts else None, self.lr)
         else:
             assert not own  # adding it would leave round-off, which Adam would scale up to a part of its learning rate
             first, second = slots
@@ -121,7 +147,8 @@ class ParameterGroup:
         momentum: momentum of SGD.
         weight_decay: see :class:`Rule`.
         bounds: interval to which the values are clipped after every step.
-        optimizer: another optimizer; its other options (dampening, betas, ...) come from the training section.
+        optimizer: another optimizer; its other options (dampening, betas, ...) come from the training section, those of
+            ``optimizer_options`` only for the same one.
     """
 
     lr: float | None = None
@@ -136,19 +163,22 @@ class ParameterGroup:
         Raises:
             MethodError: when momentum is given for an optimizer other than SGD.
         """
-        made = _changed(rule, self)
-        if self.momentum and made.optimizer != "sgd":
+        applied = _changed(rule, self)
+        if self.momentum and applied.optimizer != "sgd":
             raise MethodError(
-                f"momentum={self.momentum} is given for what {made.optimizer} trains, which has betas in its place: "
-                "drop it, or train that with ParameterGroup(optimizer='sgd', ...)"
+                f"momentum={self.momentum} is given for what {applied.optimizer} trains, which has options of its own "
+                "in its place: drop it, or train that with ParameterGroup(optimizer='sgd', ...)"
             )
-        return made
+        return applied
 
 
 @lru_cache
 def _changed(rule: Rule, group: ParameterGroup) -> Rule:
     """Returns the rule with a group's options; cached, so that clients share it."""
-    return replace(rule, **{name: value for name, value in vars(group).items() if value is not None})
+    changed = {name: value for name, value in vars(group).items() if value is not None}
+    if group.optimizer not in (None, rule.optimizer):
+        changed["options"] = ()
+    return replace(rule, **changed)
 
 
 Groups = tuple[tuple[str, ParameterGroup], ...]

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rayfl.engine.batches import epoch_samples, num_steps
 from rayfl.engine.cohorts import Sampling
-from rayfl.engine.optimizers import OptimizerName, Rule
+from rayfl.engine.elementwise import ELEMENTWISE, Chosen, made
+from rayfl.engine.optimizers import SLOTS, Rule
 from rayfl.engine.schedules import Cosine, Schedule
+from rayfl.errors import ConfigError
 from rayfl.models.private_norm import PrivateNormPolicy
+from rayfl.naming.objects import names_an_object
+from rayfl.naming.spelling import nearest
+
+
+def _known(name: str) -> str:
+    if name not in (known := (*SLOTS, *ELEMENTWISE)) and not names_an_object(name):
+        raise ValueError(
+            f"there is no optimizer {name!r}{nearest(name, known)}: choose {', '.join(known)}, or name one of your own "
+            "as my_module:MyOptimizer"
+        )
+    return name
+
+
+Optimizer = Annotated[str, AfterValidator(_known)]
 
 
 class TrainConfig(BaseModel):
@@ -44,7 +60,14 @@ class TrainConfig(BaseModel):
         description="learning rate by round: constant, exponential, cosine, linear, step or multistep, each with "
         "warm-up rounds; null: exponential with lr_decay",
     )
-    optimizer: OptimizerName = Field("sgd", description="local optimizer: sgd, adam, or adamw (decoupled weight decay)")
+    optimizer: Optimizer = Field(
+        "sgd",
+        description="local optimizer: sgd, adam, adamw (decoupled weight decay), adagrad, lion, rmsprop, or one of "
+        "your own, my_module:MyOptimizer",
+    )
+    optimizer_options: dict[str, Any] = Field(
+        default_factory=dict, description="options of adagrad, lion, rmsprop, or of your own optimizer"
+    )
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     dampening: float = Field(0.0, ge=0, lt=1, description="SGD: share of a gradient that is kept out of the momentum")
     nesterov: bool = Field(False, description="SGD: Nesterov's momentum")
@@ -55,8 +78,8 @@ class TrainConfig(BaseModel):
     weight_decay: float = Field(
         0.0,
         ge=0,
-        description="sgd, adam: multiple of the parameters that is added to the gradient (L2); adamw: share of them, "
-        "times the learning rate, by which every step shrinks them",
+        description="multiple of the parameters that is added to the gradient (L2); adamw, lion: share of them, times "
+        "the learning rate, by which every step shrinks them",
     )
     max_grad_norm: float | None = Field(
         None,
@@ -105,6 +128,7 @@ class TrainConfig(BaseModel):
             self.weight_decay,
             self.betas,
             self.eps,
+            options=tuple(sorted((name, _hashable(value)) for name, value in self.optimizer_options.items())),
         )
 
     def lr_in(self, round: int) -> float:
@@ -180,14 +204,28 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _options_of_the_optimizer(self) -> TrainConfig:
         """Refuses options of other optimizers, and options that need another one to have an effect."""
-        others = _OF_ADAM if self.optimizer == "sgd" else _OF_SGD
-        defaults = {name: type(self).model_fields[name].default for name in others}
+        own = _OPTIONS.get(self.optimizer, ())
+        defaults = {name: type(self).model_fields[name].default for name in (*_OF_SGD, *_OF_ADAM) if name not in own}
         if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
-            means = "adam or adamw" if self.optimizer == "sgd" else "sgd"
+            means = "sgd" if given[0] in _OF_SGD else "adam or adamw"
             without = ", ".join(f"{name}={defaults[name]}" for name in given)
+            instead = "" if own else ", give its own options as optimizer_options"
             raise ValueError(
-                f"optimizer={self.optimizer} has no {', '.join(given)}: set {without}, or optimizer={means}"
+                f"optimizer={self.optimizer} has no {', '.join(given)}: set {without}{instead}, or optimizer={means}"
             )
+        if own and self.optimizer_options:
+            raise ValueError(
+                f"optimizer_options are for {', '.join(ELEMENTWISE)} and optimizers of your own: those of "
+                f"{self.optimizer} are {', '.join(own)}"
+            )
+        if nested := [name for name, value in self.optimizer_options.items() if isinstance(value, dict)]:
+            raise ValueError(f"optimizer_options.{nested[0]} must be a number, a text or a list of those")
+        if self.optimizer in ELEMENTWISE:
+            # Users' code is imported when the run is checked, not when its configuration is read.
+            try:
+                made(Chosen(self.optimizer, self.rule.options))
+            except ConfigError as error:
+                raise ValueError(str(error).removeprefix("train.")) from error
         if self.nesterov and self.dampening:
             raise ValueError("nesterov is defined without dampening: set dampening=0, or nesterov=false")
         if self.optimizer == "sgd" and not self.momentum:
@@ -199,3 +237,8 @@ class TrainConfig(BaseModel):
 
 _OF_SGD = ("momentum", "dampening", "nesterov")
 _OF_ADAM = ("betas", "eps")
+_OPTIONS = {"sgd": _OF_SGD, "adam": _OF_ADAM, "adamw": _OF_ADAM}
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value

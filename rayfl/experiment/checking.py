@@ -11,7 +11,6 @@ from rayfl.engine.compiled_steps import check_compilable
 from rayfl.errors import ConfigError
 from rayfl.experiment.checks import (
     check_events,
-    check_optimizer,
     check_patches,
     check_private_norm,
     check_system,
@@ -28,7 +27,9 @@ from rayfl.experiment.evaluated import (
     check_official_test,
     check_unseen,
 )
+from rayfl.experiment.example_privacy import check_example_privacy
 from rayfl.experiment.messages import check_messages
+from rayfl.experiment.optimizers import check_optimizer
 from rayfl.experiment.privacy import check_privacy
 from rayfl.naming.objects import names_an_object
 
@@ -93,6 +94,7 @@ def check_parts(parts: Parts) -> np.ndarray:
         _log.warning("dataset: %s", remark)
     sizes = parts.dataset.sizes()
     check_trainable(sizes[:available, 0], parts.dataset.names)
+    check_example_privacy(parts.config, parts.task, parts.context, sizes[:available, 0].tolist())
     if parts.dataset.spec.target == "survival":
         check_events(parts.dataset, available)
     check_evaluated(parts.config, sizes[parts.honest(range(available))])

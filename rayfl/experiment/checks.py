@@ -12,7 +12,6 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.data.federated import FederatedDataset
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError, DataError, MethodError
 from rayfl.examples import InputSpec
@@ -76,36 +75,6 @@ def check_events(dataset: FederatedDataset, clients: int) -> None:
             "%d of %d clients have no event among their training samples and learn nothing by themselves: %s%s",
             len(none), clients, named, ", ..." if len(none) > _SHOWN else "",
         )  # fmt: skip
-
-
-def check_optimizer(train: TrainConfig) -> None:
-    """Refuses to keep what there is not (older runs may have asked for it), and names settings without effect."""
-    if train.persist_optimizer and not train.rule.slots:
-        raise ConfigError(
-            f"train.persist_optimizer: {train.optimizer} without momentum keeps nothing: set train.momentum, or "
-            "drop train.persist_optimizer"
-        )
-    for option, why in (("lr", "no local step at this rate changes a model"), ("local_epochs", "no client trains")):
-        if not getattr(train, option):
-            _log.warning("train.%s is 0: %s, unless the method has an option of its own in its place", option, why)
-    if train.schedule is None:
-        return
-    after = range(train.schedule.warmup, train.rounds)
-    if not after:
-        _log.warning(
-            "train.schedule: the warm-up of %d rounds takes up all %d rounds: nothing is left for the schedule %s",
-            train.schedule.warmup,
-            train.rounds,
-            train.schedule.name,
-        )
-    elif train.schedule.name != "constant" and len(after) > 1:
-        if len({train.schedule.relative(round, train.rounds, train.lr) for round in after}) == 1:
-            _log.warning(
-                "train.schedule: the schedule %s changes no rate in the %d rounds that it has: see its options, and "
-                "train.rounds",
-                train.schedule.name,
-                len(after),
-            )
 
 
 def check_patches(config: ExperimentConfig, spec: InputSpec, tasks: Sequence[NetworkTask]) -> None:

@@ -45,6 +45,8 @@ def fingerprint(*overrides: str) -> str:
         ["train.optimizer=adam", "train.betas=[0.5, 0.9]"],
         ["train.optimizer=adam", "train.eps=0.1"],
         ["train.optimizer=adamw"],
+        ["train.optimizer=lion"],
+        ["train.optimizer=lion", "train.optimizer_options.betas=[0.5, 0.9]"],
         ["train.momentum=0.9", "train.nesterov=true"],
         ["train.momentum=0.9", "train.dampening=0.1"],
         ["train.schedule={name: cosine}", "train.schedule={name: cosine, warmup: 1}"],
@@ -59,7 +61,7 @@ def test_optimizers_and_schedules_count_where_they_are_chosen(changes: list[str]
 def test_optimizers_and_schedules_do_not_count_at_what_was_done_before() -> None:
     """Momentum and decay were there; a run's identity has nothing of the others, also where they are written out."""
     config = load_config(Experiment, "quickstart", ["train.momentum=0.9", "train.lr_decay=0.9"])
-    new = {"optimizer", "betas", "eps", "nesterov", "dampening", "schedule"}
+    new = {"optimizer", "optimizer_options", "betas", "eps", "nesterov", "dampening", "schedule"}
     assert not new & config.identity()["train"].keys()
     written = ["train.optimizer=sgd", "train.betas=[0.9, 0.999]", "train.eps=1.0e-8", "train.schedule=null"]
     assert fingerprint(*written) == fingerprint()

@@ -69,7 +69,7 @@ SLOW = {
 
 _ON_LONG_PAGES = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-OWN_MODULES = ("my_module", "my_data", "mine", "remembering")
+OWN_MODULES = ("my_module", "my_data", "my_optimizers", "mine", "remembering")
 
 
 @pytest.fixture

@@ -104,12 +104,39 @@ def trained(mode: str, requests: Sequence[TrainRequest]) -> list[Tree]:
     return replies
 
 
+class PlainLion(torch.optim.Optimizer):
+    """Lion as its paper's program 1 has it, which PyTorch lacks."""
+
+    def __init__(self, parameters: Any, lr: float, decay: float, first: float, second: float) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay, "first": first, "second": second})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One number after the other."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                kept = self.state[parameter].setdefault("m", torch.zeros_like(parameter))
+                pace = (group["first"] * kept + (1 - group["first"]) * parameter.grad).sign()
+                parameter *= 1 - group["lr"] * group["decay"]
+                parameter -= group["lr"] * pace
+                kept.copy_(group["second"] * kept + (1 - group["second"]) * parameter.grad)
+
+
 def optimizer_of(rule: Rule, parameters: Any) -> torch.optim.Optimizer:
     """PyTorch's own, in its plainest form."""
     common: dict[str, Any] = {"lr": rule.lr, "weight_decay": rule.weight_decay, "foreach": False, "fused": False}
     if rule.optimizer == "sgd":
         more = {"momentum": rule.momentum, "dampening": rule.dampening, "nesterov": rule.nesterov}
         return torch.optim.SGD(parameters, **common, **more)
+    options = dict(rule.options)
+    if rule.optimizer == "adagrad":
+        initial = options.pop("initial", 0.0)
+        return torch.optim.Adagrad(parameters, **common, **options, initial_accumulator_value=initial)
+    if rule.optimizer == "rmsprop":
+        del common["fused"]
+        return torch.optim.RMSprop(parameters, **common, **options)
+    if rule.optimizer == "lion":
+        return PlainLion(parameters, rule.lr, rule.weight_decay, *options.get("betas", (0.9, 0.99)))
     kind = torch.optim.AdamW if rule.optimizer == "adamw" else torch.optim.Adam
     return kind(parameters, **common, betas=rule.betas, eps=rule.eps)
 

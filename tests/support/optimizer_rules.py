@@ -18,4 +18,9 @@ RULES = {
     **{f"{name}-eps": Rule(0.01, name, eps=0.1) for name in ADAMS},
     **{f"{name}-decay": Rule(0.01, name, weight_decay=0.1) for name in ADAMS},
     **{f"{name}-no-memory": Rule(0.01, name, betas=(0.0, 0.0)) for name in ADAMS},
+    "adagrad": Rule(0.01, "adagrad"),
+    "adagrad-all": Rule(0.01, "adagrad", weight_decay=0.1, options=(("eps", 0.1), ("initial", 0.5))),
+    "rmsprop": Rule(0.01, "rmsprop"),
+    "rmsprop-all": Rule(0.01, "rmsprop", weight_decay=0.1, options=(("alpha", 0.7), ("eps", 0.1), ("momentum", 0.6))),
+    "lion": Rule(0.001, "lion", weight_decay=0.1, options=(("betas", (0.5, 0.8)),)),
 }

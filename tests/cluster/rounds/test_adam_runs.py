@@ -66,6 +66,12 @@ def test_adam_schedules_and_what_is_kept_change_results(tmp_path: Path) -> None:
         {"optimizer": "sgd", "momentum": 0.5, "dampening": 0.5},
         {"optimizer": "sgd", "momentum": 0.5, "nesterov": True},
         {"max_grad_norm": 1e-9},
+        {"optimizer": "adagrad"},
+        {"optimizer": "adagrad", "optimizer_options": {"initial": 0.1}},
+        {"optimizer": "rmsprop"},
+        {"optimizer": "rmsprop", "optimizer_options": {"momentum": 0.5}},
+        {"optimizer": "lion"},
+        {"optimizer": "lion", "optimizer_options": {"betas": [0.5, 0.9]}},
     ]
     seen = []
     for number, change in enumerate(changes):
@@ -101,7 +107,30 @@ def test_adam_schedules_and_what_is_kept_change_results(tmp_path: Path) -> None:
             {"schedule": {"name": "linear"}, "lr_decay": 0.9},
             r"train: schedule and lr_decay both.*: set lr_decay=1, or schedule=null",
         ),
-        ({"optimizer": "adagrad"}, r"train\.optimizer: 'adagrad' is not allowed"),
+        (
+            {"optimizer": "adagard"},
+            r"train\.optimizer: there is no optimizer 'adagard' \(did you mean 'adagrad'\?\): choose sgd",
+        ),
+        (
+            {"optimizer": "rmsprop", "momentum": 0.5},
+            r"train: optimizer=rmsprop has no momentum: set momentum=0\.0, give its own options as optimizer_options",
+        ),
+        (
+            {"optimizer": "lion", "momentum": 0.0, "optimizer_options": {"beta": 0.9}},
+            r"train: optimizer_options: lion has no 'beta' \(did you mean 'betas'\?\); it has betas",
+        ),
+        (
+            {"optimizer": "rmsprop", "momentum": 0.0, "optimizer_options": {"alpha": 1.0}},
+            r"train: optimizer_options\.alpha: Input should be less than 1",
+        ),
+        (
+            {"optimizer": "rmsprop", "momentum": 0.0, "optimizer_options": {"alpha": {"x": 1}}},
+            r"train: optimizer_options\.alpha must be a number, a text or a list",
+        ),
+        (
+            {"optimizer_options": {"alpha": 0.9}},
+            r"train: optimizer_options are for adagrad, lion, rmsprop and optimizers of your own: those of sgd are",
+        ),
         ({"betas": [0.9, 1.0], "optimizer": "adam"}, r"train\.betas\.1: "),
     ],
     ids=str,
