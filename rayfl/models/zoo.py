@@ -18,6 +18,7 @@ from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
 from rayfl.models.pretrained.section import PretrainedModel
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.residual import ResNet9
+from rayfl.models.sensors import HarCNN
 from rayfl.models.timm_models import TimmModel
 from rayfl.models.tokens import FastText, WindowModel
 from rayfl.models.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
@@ -34,6 +35,7 @@ __all__ = [
     "CharLSTM",
     "CustomModel",
     "FastText",
+    "HarCNN",
     "Initialization",
     "LeafCNN",
     "MobileNet",
@@ -69,6 +71,7 @@ _Union = Union[  # noqa: UP007
     SimpleCNN,
     TFCNN,
     ReddiCNN,
+    HarCNN,
     VGG,
     VGG9,
     ResNet9,

@@ -16,6 +16,7 @@ from rayfl.models.zoo import (
     VGG9,
     Architecture,
     CharLSTM,
+    HarCNN,
     MobileNet,
     ReddiCNN,
     ResNet9,
@@ -53,6 +54,8 @@ from tests.support.zoo_inputs import image, text
         (VGG(depth=13, form="fedphp"), image(3, 32, 10), 9_404_992 + 5_120),
         (VGG(depth=16, form="fedphp"), image(3, 32, 10), 14_714_688 + 5_120),
         (VGG(depth=19, form="fedphp"), image(3, 32, 10), 20_024_384 + 5_120),
+        (HarCNN(), InputSpec("image", (9, 1, 128), 6), 2_253_958),
+        (HarCNN(), InputSpec("image", (9, 3, 256), 12), 4_354_188),  # PFLlib's windows of PAMAP2
         (TFCNN(), image(3, 32, 10), 66_560),
         (TFCNN(), image(3, 32, 100), 158_720),
         (TFCNN(form="tutorial"), image(3, 32, 10), 122_570),

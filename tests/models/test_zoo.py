@@ -24,6 +24,7 @@ from rayfl.models.zoo import (
     Candidates,
     CharLSTM,
     FastText,
+    HarCNN,
     MobileNet,
     ModelConfig,
     ReddiCNN,
@@ -61,6 +62,7 @@ SMALL: dict[str, tuple[Architecture, InputSpec]] = {
     "reddi_cnn dry": (ReddiCNN(layers=4, dropout=False), image(1, 10, 4)),
     "char_lstm one bias": (CharLSTM(hidden=6, biases=1), TEXT),
     "char_lstm no bias": (CharLSTM(hidden=6, biases=0, vocabulary=9, init="xavier_normal"), TEXT),
+    "har_cnn": (HarCNN(kernel=3, hidden=(8,)), InputSpec("image", (2, 1, 18), 4)),
     "squeezenet": (SqueezeNet(), image(1, 20, 4)),
 }
 LARGE: dict[str, tuple[Architecture, InputSpec]] = {

@@ -64,7 +64,7 @@ class PartRows:
 
     Attributes:
         x: uint8 of shape (n, *shape).
-        y: int64 of shape (n,).
+        y: int64 of shape (n,), or float32 of shape (n, L) of several labels each.
         domains: of data that have some, the domains in the order of the rows, and how many rows each has.
     """
 
@@ -164,7 +164,8 @@ class ImageSource(PreparableSource):
             source = order.place or str(raw.folder)
             parts = {part: (rows.x, rows.y) for part, rows in found.items()}
             domains = {part: rows.domains for part, rows in found.items()}
-            header = write_pooled(path, self._stem, parts, self._spec.num_classes, source, domains=domains)
+            spec = self._spec
+            header = write_pooled(path, self._stem, parts, spec.num_classes, source, spec, domains)
             files = tuple(SourceFile.of(file) for file in raw.files)
             write_record(path, header.sha256, source, files, self._choices())
         return path
@@ -201,7 +202,7 @@ class ImageSource(PreparableSource):
 
     @abstractmethod
     def _read(self, folder: Path, part: str, progress: Progress = silent) -> tuple[np.ndarray, np.ndarray]:
-        """x uint8 of shape (n, *shape) and y int64 of a part, from the source's own files in a folder."""
+        """x uint8 of shape (n, *shape) and y of a part (see :class:`PartRows`), from the source's own files."""
 
 
 def _parts(part: Part) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from rayfl.data.sources.custom import CustomSource, data_named_by_object
 from rayfl.data.sources.digit_five import DigitFiveSource
 from rayfl.data.sources.digits import DigitsSource
 from rayfl.data.sources.emnist import EmnistSource
+from rayfl.data.sources.har import HarSource
 from rayfl.data.sources.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
@@ -22,6 +23,7 @@ from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticSurvivalSource, SyntheticTextSource
 from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
 from rayfl.data.sources.made_up_masks import SyntheticMasksSource
+from rayfl.data.sources.medmnist import MedMnistSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
@@ -52,6 +54,8 @@ DatasetConfig = Annotated[
         DomainNetSource,
         Camelyon17Source,
         Isic2019Source,
+        MedMnistSource,
+        HarSource,
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,
