@@ -47,6 +47,7 @@ class APFL(Averaging):
     name: Literal["apfl"] = "apfl"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Deng et al., arXiv 2020"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "v_k, alpha_k"
     newcomer: ClassVar[str] = "w, and v from w after a local update, alpha with it"
 
@@ -83,6 +84,10 @@ class APFL(Averaging):
             personalized=self._mixture(trained["federated"], trained["local"], alpha, client.task),
         )
         return self.weighted(client, trained["federated"])
+
+    def why_no_example_privacy(self) -> str:
+        other = "with algorithm.adaptive or algorithm.mix=logits its loss is no sum of terms with gradients of samples"
+        return super().why_no_example_privacy() or (other if self.adaptive or self.mix == "logits" else "")
 
     @property
     def objective(self) -> Any:

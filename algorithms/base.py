@@ -18,6 +18,7 @@ from torch import Tensor
 
 from algorithms.clients import Clients as Clients
 from algorithms.clients import Procedure as Procedure
+from algorithms.parts.example_privacy import SamplesOfClients
 from algorithms.parts.requirements import check_everyone as check_everyone
 from algorithms.parts.requirements import check_head as check_head
 from algorithms.parts.requirements import check_sgd as check_sgd
@@ -37,7 +38,7 @@ Aggregation = Literal["samples", "uniform", "population", "tokens"]
 """Weights of a mean over clients."""
 
 
-class Algorithm(BaseModel):
+class Algorithm(SamplesOfClients, BaseModel):
     """Base of all methods.
 
     Class attributes:
@@ -173,8 +174,7 @@ class Algorithm(BaseModel):
     def sent(self, server: Tree) -> Tree:
         """Returns what of the server's tree clients are sent in a round.
 
-        Without a barrier it is kept for the clients that began with it (``Clients.received``). The first messages on
-        simulated devices are taken to be as long.
+        Without a barrier it is kept for clients that began with it. First messages on simulated devices are as long.
         """
         return server
 

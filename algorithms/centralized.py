@@ -31,6 +31,7 @@ class Centralized(FineTuning):
     name: Literal["centralized"] = "centralized"
     citation: ClassVar[str] = "baseline"
     no_privacy: ClassVar[str] = "it has the samples of all clients in one place"
+    no_example_privacy: ClassVar[str] = "it has the samples of all clients in one place"
     newcomer: ClassVar[str] = "w; fine-tuned after the last round, if finetune_epochs is set"
     no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("statistics", "all"), "one client trains on everybody's samples, and the others have no layers of their own"

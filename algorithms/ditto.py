@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from algorithms.base import setting
@@ -10,6 +11,7 @@ from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.points import TRAINED
+from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor
 from rayfl.engine.terms import Sum
 from rayfl.params import Tree
@@ -41,6 +43,7 @@ class Ditto(PersonalCopy):
 
     name: Literal["ditto"] = "ditto"
     citation: ClassVar[str] = "Li et al., ICML 2021"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "w"
 
@@ -58,6 +61,9 @@ class Ditto(PersonalCopy):
         client.state["personal"] = personal
         client.publish(local=Predictor.of(trained), personalized=Predictor.of(personal))
         return self.weighted(client, trained)
+
+    def noised_batches(self, train: TrainConfig, samples: int) -> Mapping[int, int]:
+        return {1: train.steps_of(samples) + train.steps_of(samples, self.personal_epochs)}
 
     @property
     def proximal_term(self) -> Sum:

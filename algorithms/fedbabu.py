@@ -37,6 +37,7 @@ class FedBABU(PartialModel, FineTuning):
     personalized: ClassVar[str] = "finetuned"
     personalized_later: ClassVar[bool] = True
     citation: ClassVar[str] = "Oh et al., ICLR 2022"
+    no_example_privacy: ClassVar[str] = ""
     server_keeps: ClassVar[str] = "G, P_0"
     newcomer: ClassVar[str] = "w; fine-tuned after the last round"
 

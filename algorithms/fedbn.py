@@ -31,6 +31,7 @@ class FedBN(FineTuned):
     name: Literal["fedbn"] = "fedbn"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Li et al., ICLR 2021"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "norm_k"
     server_keeps: ClassVar[str] = "w without norm"
     newcomer: ClassVar[str] = "w, and normalization layers that it fits to that"

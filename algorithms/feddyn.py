@@ -47,6 +47,7 @@ class FedDyn(Algorithm):
 
     name: Literal["feddyn"] = "feddyn"
     citation: ClassVar[str] = "Acar et al., ICLR 2021"
+    no_example_privacy: ClassVar[str] = ""
     no_privacy: ClassVar[str] = "its server counts the clients of a round"
     client_keeps: ClassVar[str] = "g_k"
     server_keeps: ClassVar[str] = "w, h"

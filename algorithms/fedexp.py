@@ -47,6 +47,7 @@ class FedExP(FineTuned):
 
     name: Literal["fedexp"] = "fedexp"
     citation: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
+    no_example_privacy: ClassVar[str] = ""
     no_privacy: ClassVar[str] = "its clients send the squared norms of their changes, too"
     server_keeps: ClassVar[str] = "w, the w before it"
     no_private_norm: ClassVar[Mapping[str, str]] = {

@@ -77,6 +77,7 @@ class FedNova(FineTuned):
 
     name: Literal["fednova"] = "fednova"
     citation: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    no_example_privacy: ClassVar[str] = ""
     no_privacy: ClassVar[str] = "its clients send changes by their steps, weighted by how many those are"
     server_keeps: ClassVar[str] = "w, b"
 

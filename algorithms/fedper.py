@@ -27,5 +27,6 @@ class FedPer(PartialModel):
 
     name: Literal["fedper"] = "fedper"
     citation: ClassVar[str] = "Arivazhagan et al., arXiv 2019"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "P_k"
     server_keeps: ClassVar[str] = "G"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from algorithms.base import setting
 from algorithms.parts.finetuning import FineTuning
 from algorithms.parts.partial import PartialModel, shared_part
 from rayfl.engine.client import Client
+from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor
 from rayfl.params import Tree
 
@@ -38,6 +40,7 @@ class FedRep(PartialModel, FineTuning):
 
     name: Literal["fedrep"] = "fedrep"
     citation: ClassVar[str] = "Collins et al., ICML 2021"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "P_k"
     server_keeps: ClassVar[str] = "G"
 
@@ -60,6 +63,9 @@ class FedRep(PartialModel, FineTuning):
         # without a first pass the second one is the round's first
         stream = "" if self.head_epochs == 0 or not self.head(network) else ".1"
         return {**fitted, **await self.train_part(client, fitted, self.body(network), self.body_epochs, stream)}
+
+    def noised_batches(self, train: TrainConfig, samples: int) -> Mapping[int, int]:
+        return {1: train.steps_of(samples, self.head_epochs) + train.steps_of(samples, self.body_epochs)}
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         rows = await FineTuning.predictors(self, client, {"model": self.assembled(client, shared_part(server))})

@@ -14,6 +14,9 @@ from algorithms.base import Averaging, Clients, check_head, setting
 from algorithms.parts.partial import part
 from algorithms.parts.products import check_products
 from algorithms.parts.simplex import principal_coordinates, scale_candidates, spread_on_simplex
+from algorithms.parts.simplex_models import barycenter as barycenter
+from algorithms.parts.simplex_models import model_at as model_at
+from algorithms.parts.simplex_models import simplex_of as simplex_of
 from algorithms.parts.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, Draw
@@ -23,35 +26,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Predictor, Task
 from rayfl.engine.terms import drawn, function, loss
 from rayfl.errors import ConfigError
-from rayfl.models.pretrained.mixing import at_point
 from rayfl.params import Tree
-
-
-def barycenter(vertices: int) -> Tensor:
-    """The centre of the simplex, float64 of shape (d,)."""
-    return torch.full((vertices,), 1 / vertices, dtype=torch.float64)
-
-
-def model_at(simplex: Tree, point: Tensor, task: Task) -> Tree:
-    """The model w_alpha: the body, and the head weight sum_m alpha_m theta_m, or adapters of sum_m alpha_m B_m A_m.
-
-    Args:
-        simplex: ``body`` and ``endpoints`` of shape (d, *head weight), or a tensor (d, ...) for each factor.
-        point: alpha, shape (d,).
-        task: names the head weight.
-    """
-    endpoints = simplex["endpoints"]
-    if not isinstance(endpoints, Tensor):
-        body = simplex.get("body", {})  # a language model trains adapters alone
-        return {**body, **at_point(endpoints, point.to(next(iter(endpoints.values()))))}
-    weights = point.to(endpoints).view(-1, *(1,) * (endpoints.dim() - 1))
-    # a sum of products instead of a matrix product: exact for one endpoint, whatever precision matmul is set to
-    return {**simplex["body"], task.network.head_weight: (weights * endpoints).sum(0)}
-
-
-def simplex_of(server: Tree) -> Tree:
-    """What the server holds of the simplex: the endpoints and, where there is one, the body."""
-    return {key: server[key] for key in ("body", "endpoints") if key in server}
 
 
 @dataclass(frozen=True)
@@ -115,6 +90,7 @@ class Floco(Averaging):
     personalized: ClassVar[str] = "personalized"
     no_privacy: ClassVar[str] = "its clients send gradients one by one, by which their subregions are assigned"
     citation: ClassVar[str] = "Grinwald et al., NeurIPS 2024"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "-"
     server_keeps: ClassVar[str] = "body, theta_m, alpha_k"
     newcomer: ClassVar[str] = "the barycentre of the simplex"
@@ -256,6 +232,13 @@ class Floco(Averaging):
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
         """The mean change of the endpoints alone (eq. 13)."""
         return _change(trained["endpoints"], received["model"]["endpoints"]).mean(0)
+
+    def why_no_example_privacy(self) -> str:
+        of_adapters = "with algorithm.simplex_over=adapters its loss is no term with gradients of single samples"
+        return super().why_no_example_privacy() or (of_adapters if self.simplex_over == "adapters" else "")
+
+    def rounds_of_everybody(self, rounds: int) -> int:
+        return int(rounds > self.assignment_round and self.vertices > 1)  # the signals of all clients
 
     def draw_around(self, point: Tensor | None) -> Draw:
         """One point a step: of the whole simplex (None), or of the subregion around ``point``."""

@@ -31,6 +31,7 @@ class LGFedAvg(PartialModel):
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
     citation: ClassVar[str] = "Liang et al., arXiv 2020"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "P_k"
     server_keeps: ClassVar[str] = "G"
     shares: ClassVar[Literal["body", "head"]] = "head"

@@ -35,6 +35,7 @@ class Local(Algorithm):
     name: Literal["local"] = "local"
     personalized: ClassVar[str] = "personalized"
     no_privacy: ClassVar[str] = "its clients send nothing, so that each has all privacy already"
+    no_example_privacy: ClassVar[str] = "its clients send nothing, so that nobody learns of their samples"
     citation: ClassVar[str] = "baseline"
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "-"

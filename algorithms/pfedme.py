@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
+from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.terms import drawn, envelope, frozen, loss
 from rayfl.errors import ConfigError
@@ -45,6 +46,7 @@ class PFedMe(TrainedNewcomers):
     name: Literal["pfedme"] = "pfedme"
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Dinh et al., NeurIPS 2020"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "theta_k"
     newcomer: ClassVar[str] = "w, and theta after a local update from it"
 
@@ -113,6 +115,10 @@ class PFedMe(TrainedNewcomers):
         # The server's step is linear: taken here, on parameters alone, its mean is the server's new model.
         stepped = interpolate(parameters(model, client.task), local, self.server_mix)
         return self.weighted(client, {**personal, **stepped})
+
+    def noised_batches(self, train: TrainConfig, samples: int) -> Mapping[int, int]:
+        drawn = train.steps_of(samples) if self.local_iterations is None else self.local_iterations
+        return {self.inner_steps: drawn}
 
     def renewals(self, generator: np.random.Generator, steps: int) -> Tree:
         """1 at the first step of a mini-batch, where w_k moves on account of the one before; else 0."""

@@ -43,6 +43,7 @@ class SuPerFed(TrainedNewcomers):
     personalized: ClassVar[str] = "lambda"
     sweep: ClassVar[str | None] = "lambda"
     citation: ClassVar[str] = "Hahn et al., KDD 2022"
+    no_example_privacy: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "w^l_k"
     server_keeps: ClassVar[str] = "w^g"
     newcomer: ClassVar[str] = "w, and in the second phase w^l after a local update"
@@ -106,6 +107,10 @@ class SuPerFed(TrainedNewcomers):
         client.state["local"] = trained["local"]
         client.publish(**self._line(trained["federated"], trained["local"], client.task))
         return self.weighted(client, trained["federated"])
+
+    def why_no_example_privacy(self) -> str:
+        of_products = "with algorithm.adapters=products its loss is no term with gradients of single samples"
+        return super().why_no_example_privacy() or (of_products if self.adapters == "products" else "")
 
     @property
     def proximal_term(self) -> Sum:

@@ -42,6 +42,7 @@ from rayfl.data.partitions.assignment import to_parquet
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, ResourceError, RunError
 from rayfl.experiment.copies import with_absolute_places
+from rayfl.experiment.example_privacy import example_promise
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
 from rayfl.runs.folder import is_run_folder, reopened
@@ -151,6 +152,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
         progress.rounds_completed,
         parts.partition_hash,
         ended_early=progress.ended_early,
+        samples=tuple(sizes[: parts.num_clients, 0].tolist()),
         **optional,
     )
 
@@ -176,6 +178,7 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
             plan,
             recorder.fingerprint,
             parts.task.measures.metrics,
+            _promises(parts, sizes),
         )
         try:
             for listener in listeners:
@@ -184,6 +187,14 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         finally:
             driver.settle()
             end_listeners(listeners, driver.progress.rounds_completed)
+
+
+def _promises(parts: Parts, sizes: np.ndarray) -> list[str]:
+    """Returns what the run promises about its clients' samples, in words."""
+    if not parts.config.privacy.example_noise_multiplier:
+        return []
+    samples = sizes[: parts.num_clients, 0].tolist()
+    return [example_promise(parts.config, samples, parts.config.train.rounds, planned=True)]
 
 
 def _check_same_bits(recorder: Recorder, devices: set[str] | None = None) -> None:

@@ -3,10 +3,11 @@
 Every draw is a pure function of (experiment seed, stream name, round, client), so results depend
 neither on the number of actors nor on the order in which they work, and a restart has nothing to
 restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``init.projection``, ``init.architecture``,
-``init.hyper``, ``init.generator``, ``init.adapters``, ``init.classifier``, ``ranks``, ``split``, ``holdout``,
-``sampling``, ``batches``, ``digest``, ``augment``, ``mix``, ``dropout``, ``coin``, ``public``, ``noise``, ``clients``,
-``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``, ``virtual``,
-``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``attack.labels``, ``attack.backdoor``;
+``init.hyper``, ``init.generator``, ``init.adapters``, ``init.classifier``, ``ranks``, ``widths``, ``units``,
+``split``, ``holdout``, ``sampling``, ``batches``, ``digest``, ``augment``, ``mix``, ``dropout``, ``coin``, ``public``,
+``noise``, ``clients``, ``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``,
+``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``, ``attack.labels``,
+``attack.backdoor``, ``topology``, ``mask``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from actors.hosting.failures import MethodError
 from algorithms.base import Algorithm, Clients
 from algorithms.clients import NOT_ASYNCHRONOUS
 from rayfl.diagnosis.tracebacks import own_definition
+from rayfl.engine.client import Client
 from rayfl.engine.tasks import Predictor
 from rayfl.errors import as_error
 from rayfl.naming.spelling import nearest
@@ -77,6 +79,24 @@ def check_changes(changed: Any, algorithm: Algorithm, server: Tree) -> None:
             raise MethodError(
                 f"round returned a model whose {path!r} has the shape {tuple(np.shape(leaf))}, and had "
                 f"{tuple(np.shape(model[path]))} before{where}"
+            )
+
+
+def check_noised(algorithm: Algorithm, client: Client) -> None:
+    """Checks that a client's training has drawn no more mini-batches than epsilon of its samples counts.
+
+    Raises:
+        MethodError: saying how many.
+    """
+    drawn: Counter[int] = Counter()
+    for steps, batches in client.noised:
+        drawn[steps] += batches
+    counted = algorithm.noised_batches(client.context.train, client.num_samples) if drawn else {}
+    for steps, batches in drawn.items():
+        if batches > counted.get(steps, 0):
+            raise MethodError(
+                f"privacy.example_clip_norm: a client has drawn {batches} mini-batches for {steps} steps on each, but "
+                f"{type(algorithm).__name__}.noised_batches counts {counted.get(steps, 0)}: epsilon would be too small"
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from actors.hosting.contract import are_predictors, check_keepable, start_procedure
+from actors.hosting.contract import are_predictors, check_keepable, check_noised, start_procedure
 from actors.hosting.equipment import Equipment
 from actors.hosting.failures import Failure, reason_of
 from actors.hosting.job import ClientResult, Job, JobResult
@@ -148,6 +148,8 @@ class Procedures:
             try:
                 # Whatever can fail for this client alone must fail before anything of it is kept.
                 found = found_of(own, job, client, outcomes[id], updates[id], scored.get(id, {}), known)
+                if job.kind != "evaluate":
+                    check_noised(own.algorithm, client)
                 if id in changed:
                     check_keepable(client.state)
                     check_finite(client.state, known)

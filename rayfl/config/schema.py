@@ -66,7 +66,8 @@ class ExperimentConfig(Section):
     model: ModelConfig = Field(description="the network")
     train: TrainConfig = Field(default=TrainConfig(), description="rounds, cohort, local SGD")
     privacy: PrivacyConfig = Field(
-        default=PrivacyConfig(), description="user-level differential privacy of what clients send"
+        default=PrivacyConfig(),
+        description="differential privacy of what clients send: of clients, and of their samples",
     )
     compression: Compression = Field(
         default_factory=NoCompression, description="what clients' messages lose on their way, and the bytes it saves"

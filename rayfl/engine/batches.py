@@ -90,6 +90,37 @@ def plan_batches(
     return BatchPlan(torch.from_numpy(order), bounds)
 
 
+def poisson_batches(
+    samples: int, batch_size: int | None, steps: int, generator: np.random.Generator, repeats: int = 1
+) -> BatchPlan:
+    """Draws mini-batches that have each sample with probability min(B / n, 1), by itself; some may be empty.
+
+    Args:
+        samples: n, the client's training samples.
+        batch_size: B; None takes all samples at once.
+        steps: mini-batches to draw.
+        generator: the stream ``batches`` of this client and round.
+        repeats: how many consecutive steps use each mini-batch.
+    """
+    if not samples:
+        return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,))
+    rate = sampling_rate(samples, batch_size)
+    drawn = [np.flatnonzero(generator.random(samples) < rate) for _ in range(steps)]
+    found = [batch for batch in drawn for _ in range(repeats)]
+    order = np.concatenate([np.zeros(0, np.int64), *found])
+    return BatchPlan(torch.from_numpy(order), tuple(accumulate(map(len, found), initial=0)))
+
+
+def sampling_rate(samples: int, batch_size: int | None) -> float:
+    """Returns min(B / n, 1), the probability of a sample to be in a Poisson mini-batch.
+
+    Args:
+        samples: n, above 0.
+        batch_size: B; None stands for n.
+    """
+    return 1.0 if batch_size is None else min(batch_size / samples, 1.0)
+
+
 @lru_cache
 def _bounds(size: int, used: int, steps: int, repeats: int) -> tuple[int, ...]:
     """Returns the bounds of a plan's mini-batches; cached, so clients with equal sizes share one tuple.

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.images.augment import Variations
-from rayfl.engine.batches import BatchPlan, num_steps, plan_batches
+from rayfl.engine.batches import BatchPlan, num_steps
+from rayfl.engine.client_streams import ClientStreams
 from rayfl.engine.evaluation import samples_at_a_time
 from rayfl.engine.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.optimizer_state import save_optimizer, with_optimizer
@@ -21,6 +21,7 @@ from rayfl.engine.schedules import Schedule
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor, Task
 from rayfl.engine.trampoline import Ask
+from rayfl.errors import MethodError
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, map_leaves
@@ -41,6 +42,7 @@ class Client:
             Changes are kept only if the procedure returns.
         task: what is learned.
         published: predictors made public by :meth:`publish`.
+        noised: of each pass with ``privacy.example_clip_norm``: the steps on a mini-batch, and the mini-batches.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Client:
         self.task = task
         self.context = context
         self.published: dict[str, Predictor] = {}
+        self.noised: list[tuple[int, int]] = []
         self._examples = examples
         self._device = device
         self._public = public
@@ -126,7 +129,7 @@ class Client:
         """
         asked = LocalOptions(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
         train, samples = self.context.train, self.num_samples
-        return self._plan(LocalSettings.of(train, self.round, samples, **asked), train, samples)
+        return self._streams.plan(LocalSettings.of(train, self.round, samples, **asked), train, samples)
 
     async def train(
         self,
@@ -184,21 +187,23 @@ class Client:
         samples = self._training(examples)
         local = LocalSettings.of(train, self.round, len(samples), **options)
         local.check(trainable)
-        plan = self._plan(local, train, len(samples))
+        streams, usual = self._streams, examples is None and settings is None
+        plan = streams.plan(local, train, len(samples))
         request = TrainRequest(
             client=self.id,
             examples=samples,
             trainable=trainable,
             frozen=None if frozen is None else map_leaves(self._to_device, frozen),
             objective=objective,
-            draws=None if draw is None else arrays_of(draw(self._generator("mix", local), plan.steps), plan.steps),
+            draws=None if draw is None else arrays_of(draw(streams.generator("mix", local), plan.steps), plan.steps),
             plan=plan,
             rule=local.rule,
-            seed=self.context.streams.integer(f"dropout{local.stream}", self.round, self.id),
+            seed=streams.seed("dropout", local),
             groups=local.groups,
             max_grad_norm=train.max_grad_norm,
             task=task,
-            variations=self._variations(local, plan) if examples is None else None,
+            variations=streams.variations(local, plan) if examples is None else None,
+            private=streams.private(local, plan, len(samples), objective, usual, self.noised),
         )
         if local.keep_optimizer:
             request = with_optimizer(self.state, request, local.stream, task or self.task)
@@ -220,6 +225,10 @@ class Client:
         examples: Examples | None = None,
     ) -> Tree:
         """The gradient of ``objective`` at ``point``: the mean over all training samples, or over those given."""
+        if self.context.privacy.of_examples:
+            raise MethodError(
+                "privacy.example_clip_norm: Client.gradient has no noise; epsilon is that of Client.train"
+            )
         samples = self._training(examples)
         batch_size = self.context.train.batch_size or len(samples)
         request = GradientRequest(
@@ -273,23 +282,9 @@ class Client:
         """Returns the samples to train on: those given, or the client's own."""
         return self._examples["train"] if examples is None else examples
 
-    def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
-        """Returns the mini-batches of a pass over n samples."""
-        generator = self._generator("batches", settings)
-        if not train.shuffle:  # the first permutation is the same in all passes and rounds
-            generator = self.context.streams.generator("batches", client=self.id)
-        ends = {"drop_last": train.drop_last, "shuffle": train.shuffle}
-        return plan_batches(samples, train.batch_size, settings.steps, generator, settings.repeats, **ends)
-
-    def _variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
-        """Returns the random augmentation of the plan's images; None without augmentation."""
-        augmentation = self.context.augmentation
-        if augmentation is None:
-            return None
-        return Variations.of_steps(augmentation, plan.bounds, settings.repeats, self._generator("augment", settings))
-
-    def _generator(self, purpose: str, settings: LocalSettings) -> np.random.Generator:
-        return self.context.streams.generator(f"{purpose}{settings.stream}", self.round, self.id)
+    @property
+    def _streams(self) -> ClientStreams:
+        return ClientStreams(self.context, self.round, self.id)
 
     def _initialized(self, stream: str, client: int, task: Task | None = None) -> Tree:
         seed = self.context.streams.integer(stream, client=client)

@@ -39,10 +39,10 @@ def normals(key: Tensor, count: int) -> Tensor:
     number = (key.to(torch.int64) << 8 * torch.arange(_BYTES, device=key.device)).sum()
     dtype = torch.promote_types(key.dtype, torch.float32)
     alone = get_proxy_mode() is None and not is_stacked(number)
-    return (_normals if alone else _opaque_normals)(number, count, dtype).to(key.dtype)
+    return (keyed_normals if alone else _opaque_normals)(number, count, dtype).to(key.dtype)
 
 
-def _normals(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def keyed_normals(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Standard normal numbers, shape (*key.shape, count).
 
     Args:
@@ -58,7 +58,7 @@ def _normals(key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 
 # One operation in a stack and when a step is traced, as for dropout (rayfl.models.forward_pass): its products overflow.
-_opaque_normals = torch.library.custom_op("rayfl::normals", _normals, mutates_args=())
+_opaque_normals = torch.library.custom_op("rayfl::normals", keyed_normals, mutates_args=())
 
 
 @_opaque_normals.register_fake

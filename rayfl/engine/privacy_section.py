@@ -10,9 +10,9 @@ _CLIP_LR = 0.2
 
 
 class PrivacyConfig(BaseModel):
-    """User-level differential privacy of what clients send (McMahan et al., ICLR 2018).
+    """Differential privacy of clients (McMahan et al., ICLR 2018), and of their samples (Abadi et al., CCS 2016).
 
-    The norm may follow a quantile of the clients' own (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021).
+    The norm of clients' changes may follow a quantile of these (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,10 +53,40 @@ class PrivacyConfig(BaseModel):
         "clients expected in a round, and none where noise_multiplier is 0",
     )
 
+    example_clip_norm: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="largest Euclidean norm of the gradient of one sample's loss in local training (DP-SGD); longer "
+        "ones are scaled down, and mini-batches are Poisson samples; null: no limit on samples",
+    )
+    example_noise_multiplier: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="the sum of a mini-batch's gradients gets normal noise of the standard deviation "
+        "example_noise_multiplier example_clip_norm in each element",
+    )
+    example_delta: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="of (epsilon, delta)-differential privacy of a client's samples; null: 1 / (10 n_k) of n_k samples",
+    )
+
     @property
     def on(self) -> bool:
         """Returns whether messages are limited."""
         return self.clip_norm is not None
+
+    @property
+    def of_examples(self) -> bool:
+        """Returns whether the gradients of samples are limited."""
+        return self.example_clip_norm is not None
+
+    def example_delta_of(self, samples: int) -> float:
+        """Returns delta of a client with a number of training samples."""
+        return 1 / (10 * samples) if self.example_delta is None else self.example_delta
 
     def delta_of(self, clients: int) -> float:
         """Returns delta for a number of clients."""
@@ -115,4 +145,15 @@ class PrivacyConfig(BaseModel):
             raise ValueError("target_quantile needs a norm to begin with: set privacy.clip_norm")
         if self.count_noise is not None and not self.noise_multiplier:
             raise ValueError("count_noise alone makes nothing private: set privacy.noise_multiplier, or drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_of_gradients(self) -> PrivacyConfig:
+        if self.example_clip_norm is None and (self.example_noise_multiplier or self.example_delta is not None):
+            raise ValueError(
+                "example_noise_multiplier and example_delta have no meaning without a limit on gradients: set "
+                "privacy.example_clip_norm"
+            )
+        if self.example_delta is not None and not self.example_noise_multiplier:
+            raise ValueError("example_delta without noise: set privacy.example_noise_multiplier, or drop example_delta")
         return self

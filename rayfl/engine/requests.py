@@ -27,6 +27,23 @@ SERVER = -1
 """Stands for the server where clients are numbered."""
 
 
+@dataclass(frozen=True)
+class ExamplePrivacy:
+    """How a local update limits what it says about single samples.
+
+    Attributes:
+        clip_norm: C.
+        noise_multiplier: z.
+        expected: B, the expected size of a mini-batch.
+        seed: of the noise; no other local update may have it.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    expected: float
+    seed: int
+
+
 @dataclass(frozen=True, eq=False)
 class TrainRequest:
     """A local update: SGD on ``objective`` over the batches of ``plan``.
@@ -48,6 +65,7 @@ class TrainRequest:
         task: what the objective is given; None stands for the engine's own task.
         variations: augmentation of the samples of ``plan.order``, row by row; None without.
         begun: number of earlier steps with this seed.
+        private: how gradients of single samples are limited; None: they are not.
     """
 
     client: int
@@ -65,6 +83,7 @@ class TrainRequest:
     task: Task | None = None
     variations: Variations | None = None
     begun: int = 0
+    private: ExamplePrivacy | None = None
 
     def part(self, first: int, last: int) -> TrainRequest:
         """Returns the request for steps ``first`` to ``last`` (exclusive)."""
@@ -123,6 +142,7 @@ class TrainRequest:
             self.max_grad_norm,
             self.task,
             None if self.variations is None else self.variations.augmentation,
+            None if self.private is None else (self.private.clip_norm, self.private.noise_multiplier),
         )
 
 

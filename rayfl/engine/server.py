@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from rayfl.data.federated import OnDemand
 from rayfl.engine.batches import BatchPlan
 from rayfl.engine.client import Client
+from rayfl.engine.client_streams import ClientStreams
 from rayfl.engine.local_settings import LocalSettings
 from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
@@ -51,9 +52,22 @@ class Server(Client):
             return examples
         return Examples(torch.zeros(0, 1, device=self._device), torch.zeros(0, dtype=torch.int64, device=self._device))
 
-    def _plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
+    @property
+    def _streams(self) -> ServerStreams:
+        return ServerStreams(self.context, self.round, self.id)
+
+
+class ServerStreams(ClientStreams):
+    """The server's random streams of one round."""
+
+    def plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
+        """Returns the mini-batches of a pass over n samples, never Poisson samples; empty ones without samples.
+
+        Raises:
+            MethodError: when there are neither samples nor a number of steps.
+        """
         if samples:
-            return super()._plan(settings, train, samples)
+            return self.shuffled(settings, train, samples)
         if not settings.steps:
             raise MethodError(
                 "the server's training needs examples=Examples(inputs, targets), or steps=... for an objective that "
@@ -61,8 +75,11 @@ class Server(Client):
             )
         return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,) * (settings.steps * settings.repeats + 1))
 
-    def _variations(self, settings: LocalSettings, plan: BatchPlan) -> None:
+    def variations(self, settings: LocalSettings, plan: BatchPlan) -> None:
         """Returns None: only clients' own images are augmented."""
+
+    def private(self, *of_pass: Any) -> None:
+        """Returns None: only clients' own samples are private."""
 
 
 def _none(split: str) -> NoReturn:

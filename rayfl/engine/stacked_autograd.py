@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.compiled_steps import CompiledStep, Compiler
+from rayfl.engine.example_gradients import ExampleGradients
 from rayfl.engine.feed import of_step
 from rayfl.engine.looped import moved_paths, step_keys
 from rayfl.engine.optimizers import OptimizerState, clipped, key_of, rule_of
@@ -48,8 +49,11 @@ class StackedAutograd:
         self._keys = step_keys(ranked, first.plan.steps, task, device)
         dims = (self._frozen_dims, None if self._draws is None else 0)
         self._gradients = StackedGradients(_on_tensors(first, task), task, dims)
+        self._private = None
+        if first.private is not None:
+            self._private = ExampleGradients(ranked, task, self._frozen_dims, device)
         self._compiled = None
-        if compiler is not None:
+        if compiler is not None and self._private is None:
             how = self._gradients, self._moved, self._mover.rules, first.max_grad_norm, self._frozen_dims, device
             self._compiled = CompiledStep(compiler, first.objective, task, *how)
 
@@ -59,7 +63,9 @@ class StackedAutograd:
         fixed = None if self._frozen is None else _first(self._frozen, self._frozen_dims, active)
         draw = None if self._draws is None else map_leaves(lambda leaf: of_step(leaf, number, active), self._draws)
         key = None if self._keys is None else of_step(self._keys, number, active)
-        if self._compiled is None:
+        if self._private is not None:
+            gradients = self._private(number, now, self._moved, x, y, mask, fixed, draw)
+        elif self._compiled is None:
             gradients = None
         else:
             given = {"model": from_leaves(now), "x": x, "y": y, "mask": mask, "key": key, "frozen": fixed, "draw": draw}

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from rayfl.engine.example_gradients import ExampleGradients
 from rayfl.engine.loss_gradient import layers_of
 from rayfl.engine.optimizers import clipped
 from rayfl.engine.points import At, Scope
@@ -22,7 +23,7 @@ Step = Callable[[Batch, int], None]
 
 
 def step_of(request: TrainRequest, task: Task, memory: TrainingBuffers) -> Step:
-    """Returns the implementation of an update's steps: closed-form terms on flat buffers, or autograd.
+    """Returns the implementation of an update's steps: closed-form terms on flat buffers, autograd, or private steps.
 
     Terms with known gradients are computed on flat buffers. Autograd handles all else: functions, clipped gradients,
     bounded values, penalties under Adam, and a loss alone, whose gradient the optimizer can read where autograd puts
@@ -34,6 +35,8 @@ def step_of(request: TrainRequest, task: Task, memory: TrainingBuffers) -> Step:
         task: what the objective is given.
         memory: parameters and optimizer state.
     """
+    if request.private is not None:
+        return _OfExamples(request, task, memory).take
     objective = request.objective
     rules = memory.rules.values()
     if isinstance(objective, Sum) and objective.readable:
@@ -74,3 +77,28 @@ class _ByAutograd:
         gradients = list(torch.autograd.grad(one_value(value), self._variables, materialize_grads=True))
         self._memory.begin()
         self._move(gradients if request.max_grad_norm is None else clipped(gradients, request.max_grad_norm))
+
+
+class _OfExamples:
+    """Private steps: the client is a stack of its own (:mod:`rayfl.engine.example_gradients`)."""
+
+    def __init__(self, request: TrainRequest, task: Task, memory: TrainingBuffers) -> None:
+        device = memory.flats[MOVED].device
+        dims = None if request.frozen is None else map_leaves(lambda _: None, request.frozen)
+        self._gradients = ExampleGradients([request], task, dims, device)
+        self._frozen, self._max_norm, self._memory = request.frozen, request.max_grad_norm, memory
+        self._moved, self._draws = memory.layout.moved, None
+        if request.draws is not None:
+            as_tensor = partial(torch.as_tensor, dtype=memory.layout.dtype, device=device)
+            self._draws = map_leaves(as_tensor, request.draws)
+        self._stacked = {path: leaf[None] for path, leaf in leaves(memory.tree)}
+        self._move = memory.mover(self._moved)
+
+    def take(self, batch: Batch, number: int) -> None:
+        """Updates the parameters by a step on one mini-batch."""
+        draw = None if self._draws is None else map_leaves(lambda leaf: leaf[number][None], self._draws)
+        examples = batch.x[None], batch.y[None], None
+        made = self._gradients(number, self._stacked, self._moved, *examples, self._frozen, draw)
+        gradients = [gradient[0] for gradient in made]
+        self._memory.begin()
+        self._move(gradients if self._max_norm is None else clipped(gradients, self._max_norm))

@@ -21,6 +21,7 @@ class Survival(NetworkTask):
     name = "survival"
     target = "survival"
     traits = frozenset({"features"})
+    compares_samples = True
 
     @cached_property
     def measures(self) -> Measures:

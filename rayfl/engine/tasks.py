@@ -151,6 +151,7 @@ class NetworkTask(ABC):
         target: the kind of targets it learns from.
         traits: properties that methods may require.
         metrics: the metrics, if the class declares them; needed to compare the trials of a sweep.
+        compares_samples: whether the loss compares samples of a mini-batch, so that a single one has none of its own.
         measures: how its predictions are scored.
     """
 
@@ -158,6 +159,7 @@ class NetworkTask(ABC):
     target: ClassVar[Target]
     traits: frozenset[Trait] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = ()
+    compares_samples: ClassVar[bool] = False
 
     def __init__(self, network: Network, candidates: Sequence[Any] = (), spec: InputSpec | None = None) -> None:
         self.network = network

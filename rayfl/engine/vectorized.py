@@ -111,9 +111,9 @@ def train(
 def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, compiler: Compiler | None) -> Stack:
     """Returns matrix steps if the objective is a suitable sum of terms; autograd steps otherwise.
 
-    Compiled steps always differentiate the whole objective.
+    Compiled and private steps always use autograd.
     """
-    if are_products(device) and compiler is None:
+    if are_products(device) and compiler is None and ranked[0].private is None:
         try:
             return StackedTerms(StepMatrices(ranked[0], task), ranked, task, device)
         except NotLinearError:

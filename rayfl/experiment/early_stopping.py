@@ -44,7 +44,7 @@ def check_early_stopping(
             "early_stopping: it goes by validation samples, and no client has any that are scored: set "
             "holdout.validation, and let evaluation.splits have validation"
         )
-    if config.privacy.on:
+    if config.privacy.on or config.privacy.of_examples:
         raise ConfigError(
             "early_stopping: scores are not private, so neither would be the round in which the run ends; leave out "
             "one of early_stopping and privacy"

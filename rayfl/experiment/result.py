@@ -9,6 +9,7 @@ import pyarrow as pa
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.privacy import epsilon
 from rayfl.errors import RunError
+from rayfl.experiment.example_privacy import example_epsilons
 from rayfl.randomness import RandomStreams
 from rayfl.results.personalized import PersonalizedRows, recorded_clients
 from rayfl.results.schemas import DAMAGE_SCHEMA, SKIPPED_SCHEMA, metrics_of
@@ -25,6 +26,7 @@ class Result:
         clients: one row per client, schema ``rayfl.results.schemas.CLIENTS_SCHEMA``.
         rounds_completed: rounds done.
         ended_early: whether the run ended before its last round (``early_stopping``).
+        samples: training samples of each client that may train.
         partition: SHA-256 of who owns which sample (``partition.parquet`` in the folder).
         skipped: clients that failed and were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.
         damage: what damage to files has cost the run, schema ``rayfl.results.tables.DAMAGE_SCHEMA``; empty if nothing.
@@ -39,6 +41,7 @@ class Result:
     skipped: pa.Table = field(default_factory=SKIPPED_SCHEMA.empty_table)
     damage: pa.Table = field(default_factory=DAMAGE_SCHEMA.empty_table)
     ended_early: bool = False
+    samples: tuple[int, ...] = ()
 
     @property
     def epsilon(self) -> float | None:
@@ -51,6 +54,17 @@ class Result:
         if not self.config.privacy.noise_multiplier or clients is None:
             return None
         return epsilon(self.config.privacy, self.config.train, clients, self.rounds_completed)
+
+    @property
+    def example_epsilons(self) -> list[float] | None:
+        """Returns epsilon of the privacy of samples after the rounds done, by client; None without noise.
+
+        Raises:
+            ImportError: opacus is not installed.
+        """
+        if not self.config.privacy.example_noise_multiplier:
+            return None
+        return example_epsilons(self.config, self.samples, self.rounds_completed, planned=False)
 
     @property
     def malicious(self) -> frozenset[int]:

@@ -24,6 +24,8 @@ _OPTIONS = {
     "privacy.clip_norm": "messages clipped at {}",
     "privacy.target_quantile": "a norm that moves to the quantile {}",
     "privacy.noise_multiplier": "noise multiplier {}",
+    "privacy.example_clip_norm": "gradients of samples clipped at {}",
+    "privacy.example_noise_multiplier": "noise multiplier of gradients {}",
     "compression": "messages compressed by {}",
     "aggregator.name": "aggregator {}",
     "attack.share": "{} of the clients malicious",
@@ -42,6 +44,7 @@ _OPTIONS = {
 _USUAL = {
     "train.sampling": "fixed",
     "privacy.noise_multiplier": 0.0,
+    "privacy.example_noise_multiplier": 0.0,
     "compression": {"name": "none"},
     "aggregator.name": "mean",
     "attack.share": 0.0,

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rayfl.engine.privacy import promise
+from rayfl.experiment.example_privacy import example_promise
 from rayfl.experiment.result import Result
 from rayfl.metrics import Metric
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
@@ -39,6 +40,8 @@ def summary_table(result: Result) -> Table:
     privacy, train = result.config.privacy, result.config.train
     if privacy.noise_multiplier and everybody is not None:
         captions.append(promise(privacy, train, everybody, result.rounds_completed))
+    if privacy.example_noise_multiplier and result.samples:
+        captions.append(example_promise(result.config, result.samples, result.rounds_completed, planned=False))
     table = Table(
         title=f"{split.capitalize()} data after round {result.rounds_completed}: mean +- std over clients",
         caption="\n".join(captions) or None,

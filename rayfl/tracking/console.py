@@ -53,6 +53,8 @@ class ConsoleProgress(Callback):
         train, privacy = run.config.train, run.config.privacy
         if privacy.noise_multiplier:
             self._say(promise(privacy, train, run.num_clients, train.rounds))
+        for line in run.promises:
+            self._say(line)
         self._view = LiveView(self._rounds, run.rounds_completed, run.hosts, self._first.label)
         if self._console.is_terminal:
             self._live = Live(self._view, console=self._console, transient=True, refresh_per_second=4)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfl.engine.batches import epoch_samples, num_steps, plan_batches
+from rayfl.engine.batches import epoch_samples, num_steps, plan_batches, poisson_batches
 
 SAMPLES, SIZES, EPOCHS = st.integers(0, 60), st.one_of(st.none(), st.integers(1, 70)), st.integers(0, 4)
 
@@ -92,3 +92,21 @@ def test_without_shuffling_all_epochs_have_the_first_ones_order() -> None:
     assert torch.equal(first, second)
     assert torch.equal(first, plans[0].order[:20])
     assert not torch.equal(first, torch.arange(20))
+
+
+def test_poisson_mini_batches() -> None:
+    generator = np.random.default_rng(0)
+    plan = poisson_batches(20, 5, 4000, generator)
+    sizes = np.diff(plan.bounds)
+    assert plan.steps == 4000 and sizes.min() == 0
+    assert sizes.mean() == pytest.approx(5, abs=0.15)
+    assert sizes.var() == pytest.approx(20 * 0.25 * 0.75, rel=0.1)
+    counts = np.bincount(plan.order.numpy(), minlength=20)
+    assert counts.min() > 850 and counts.max() < 1150
+    assert all(len(set(batch.tolist())) == len(batch) for batch in plan.batches(torch.device("cpu"))[:50])
+    twice = poisson_batches(20, 5, 3, np.random.default_rng(1), repeats=2)
+    batches = [batch.tolist() for batch in twice.batches(torch.device("cpu"))]
+    assert batches[::2] == batches[1::2] and len(batches) == 6
+    for few in (poisson_batches(3, 5, 2, generator), poisson_batches(3, None, 2, generator)):
+        assert few.order.tolist() == [0, 1, 2, 0, 1, 2] and few.bounds == (0, 3, 6)
+    assert poisson_batches(0, 5, 2, generator).steps == 0

@@ -1,0 +1,45 @@
+"""What a method says about the privacy of its clients' samples (``privacy.example_clip_norm``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from rayfl.engine.settings import TrainConfig
+
+_UNCHECKED = (
+    "all that clients send must come from their samples by noised training alone, and nobody has checked that of "
+    "this method (no_example_privacy)"
+)
+
+
+class SamplesOfClients:
+    """The part of a method's contract that the privacy of samples needs.
+
+    Class attributes:
+        no_example_privacy: why what clients send cannot be made private by noised training (``Client.train``) alone;
+            empty where it can. A class that says nothing itself is refused, whatever it derives from.
+    """
+
+    no_example_privacy: ClassVar[str] = _UNCHECKED
+
+    def why_no_example_privacy(self) -> str:
+        """Returns why samples cannot be private with the method as it is configured; empty where they can."""
+        own: str | None = vars(type(self)).get("no_example_privacy")
+        if own is not None:
+            return own
+        sent = getattr(self, "no_privacy", "")  # where clients send more than a model, that is where to begin
+        return f"{_UNCHECKED}: {sent}" if sent else _UNCHECKED
+
+    def noised_batches(self, train: TrainConfig, samples: int) -> Mapping[int, int]:
+        """Returns how many mini-batches a client draws for a round's training at most, by the steps on each.
+
+        Args:
+            train: the section.
+            samples: n_k.
+        """
+        return {1: train.steps_of(samples)}
+
+    def rounds_of_everybody(self, rounds: int) -> int:
+        """Returns in how many of the first rounds every client trains as much again, sampled or not."""
+        return 0

@@ -1,0 +1,100 @@
+"""What a client's local update draws from its random streams: mini-batches, augmentation, seeds of noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayfl.data.images.augment import Variations
+from rayfl.engine.batches import BatchPlan, plan_batches, poisson_batches, sampling_rate
+from rayfl.engine.example_gradients import of_samples_and_others
+from rayfl.engine.local_settings import LocalSettings
+from rayfl.engine.requests import ExamplePrivacy, Objective
+from rayfl.engine.round_context import RoundContext
+from rayfl.engine.settings import TrainConfig
+from rayfl.errors import MethodError
+
+
+@dataclass(frozen=True)
+class ClientStreams:
+    """A client's random streams of one round.
+
+    Attributes:
+        context: has the streams of all clients and rounds.
+        round: t, in which the client began.
+        client: its id.
+    """
+
+    context: RoundContext
+    round: int
+    client: int
+
+    def generator(self, purpose: str, settings: LocalSettings) -> np.random.Generator:
+        """Returns the generator of a local update for a purpose."""
+        return self.context.streams.generator(f"{purpose}{settings.stream}", self.round, self.client)
+
+    def seed(self, purpose: str, settings: LocalSettings) -> int:
+        """Returns the seed of a local update's counter-based random numbers for a purpose."""
+        return self.context.streams.integer(f"{purpose}{settings.stream}", self.round, self.client)
+
+    def plan(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
+        """Returns the mini-batches of a pass over n samples; Poisson samples where samples are to be private."""
+        if not self.context.privacy.of_examples:
+            return self.shuffled(settings, train, samples)
+        generator = self.generator("batches", settings)
+        return poisson_batches(samples, train.batch_size, settings.steps, generator, settings.repeats)
+
+    def shuffled(self, settings: LocalSettings, train: TrainConfig, samples: int) -> BatchPlan:
+        """Returns shuffled mini-batches of a pass over n samples."""
+        generator = self.generator("batches", settings)
+        if not train.shuffle:  # the first permutation is the same in all passes and rounds
+            generator = self.context.streams.generator("batches", client=self.client)
+        ends = {"drop_last": train.drop_last, "shuffle": train.shuffle}
+        return plan_batches(samples, train.batch_size, settings.steps, generator, settings.repeats, **ends)
+
+    def variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
+        """Returns the random augmentation of the plan's images; None without augmentation."""
+        augmentation = self.context.augmentation
+        if augmentation is None:
+            return None
+        return Variations.of_steps(augmentation, plan.bounds, settings.repeats, self.generator("augment", settings))
+
+    def private(
+        self,
+        settings: LocalSettings,
+        plan: BatchPlan,
+        samples: int,
+        objective: Objective,
+        usual: bool,
+        noised: list[tuple[int, int]],
+    ) -> ExamplePrivacy | None:
+        """Returns how a pass over n samples limits what it says about each; None if it does not.
+
+        Args:
+            settings: of the pass.
+            plan: its mini-batches.
+            samples: n.
+            objective: of the pass.
+            usual: whether it trains on the client's own samples, by the section ``train``.
+            noised: the steps on a mini-batch, and the mini-batches, of the procedure's earlier passes; this one is
+                added.
+
+        Raises:
+            MethodError: when epsilon would not be that of the pass.
+        """
+        privacy, size = self.context.privacy, self.context.train.batch_size
+        if privacy.example_clip_norm is None:
+            return None
+        if not usual:
+            raise MethodError(
+                "privacy.example_clip_norm: epsilon is that of steps on a client's own samples by the section train, "
+                "and this pass has `examples` or `settings` of its own"
+            )
+        of_samples_and_others(objective)  # refuses what has no gradients of single samples
+        expected = samples * sampling_rate(samples, size) if samples else 1.0
+        # no two passes may have the same noise, even if their method gives them the same stream
+        purpose = f"privacy.example{settings.stream}.{len(noised)}"
+        noised.append((settings.repeats, plan.steps // settings.repeats))
+        seed = self.context.streams.integer(purpose, self.round, self.client)
+        return ExamplePrivacy(privacy.example_clip_norm, privacy.example_noise_multiplier, expected, seed)
