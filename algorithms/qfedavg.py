@@ -10,6 +10,7 @@ import numpy as np
 from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.mixture import parameters
+from algorithms.parts.relative_weights import relative
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -19,8 +20,6 @@ from rayfl.params import Tree, interpolate, squared_distance
 
 ADDED = 1e-10
 """Added to every loss, which may be zero."""
-_LEAST_SHARE = 2.0**-52
-"""Least weight of a client, where the largest is 1: it is lost in the rounding of a mean in float64."""
 
 
 def loss_weights(losses: Sequence[float], q: float) -> np.ndarray:
@@ -30,9 +29,7 @@ def loss_weights(losses: Sequence[float], q: float) -> np.ndarray:
         losses: F_k, positive.
         q: q.
     """
-    logs = q * np.log(np.asarray(losses, dtype=np.float64))
-    weights: np.ndarray = np.maximum(np.exp(logs - logs.max()), _LEAST_SHARE)
-    return weights
+    return relative(q * np.log(np.asarray(losses, dtype=np.float64)))
 
 
 class QFedAvg(FineTuned):

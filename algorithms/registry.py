@@ -9,6 +9,9 @@ from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
 from algorithms.contract import check_method
+from algorithms.dfedavgm import DFedAvgM
+from algorithms.dfedsam import DFedSAM
+from algorithms.dispfl import DisPFL
 from algorithms.ditto import Ditto
 from algorithms.drfa import DRFA
 from algorithms.elastic import Elastic
@@ -45,6 +48,7 @@ from algorithms.fedlesam import FedLESAM
 from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
+from algorithms.fedmrl import FedMRL
 from algorithms.fednh import FedNH
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
@@ -56,19 +60,24 @@ from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
+from algorithms.fedrolex import FedRolex
 from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
 from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
+from algorithms.fedsr import FedSR
 from algorithms.fedtgp import FedTGP
 from algorithms.fesem import FeSEM
+from algorithms.fjord import FjORD
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
 from algorithms.flora import FLoRA
+from algorithms.flute import FLUTE
 from algorithms.fml import FML
 from algorithms.gpfl import GPFL
+from algorithms.heterofl import HeteroFL
 from algorithms.hetlora import HetLoRA
 from algorithms.hypcluster import HypCluster
 from algorithms.knn_per import KnnPer
@@ -76,6 +85,7 @@ from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
+from algorithms.metafed import MetaFed
 from algorithms.moon import MOON
 from algorithms.pacfl import PACFL
 from algorithms.pefll import PeFLL
@@ -90,6 +100,7 @@ from algorithms.pfedsim import PFedSim
 from algorithms.qfedavg import QFedAvg
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
+from algorithms.term import TERM
 from rayfl.config.schema import experiment_schema
 
 METHODS: dict[str, type[Algorithm]] = {
@@ -106,12 +117,14 @@ METHODS: dict[str, type[Algorithm]] = {
         Elastic,
         FedNova,
         QFedAvg,
+        TERM,
         DRFA,
         FedBuff,
         FedNTD,
         FedLC,
         FedRS,
         FedDecorr,
+        FedSR,
         FedSAM,
         FedLESAM,
         FedCM,
@@ -141,10 +154,12 @@ METHODS: dict[str, type[Algorithm]] = {
         FedDBE,
         FedALA,
         FedAS,
+        FLUTE,
         FedCP,
         GPFL,
         FedProto,
         FedTGP,
+        MetaFed,
         MOON,
         PFedSim,
         FedAMP,
@@ -165,6 +180,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedMe,
         FedPHP,
         FML,
+        FedMRL,
         FedMMD,
         FedFusion,
         FLDA,
@@ -182,6 +198,12 @@ METHODS: dict[str, type[Algorithm]] = {
         HetLoRA,
         FLoRA,
         FlexLoRA,
+        HeteroFL,
+        FedRolex,
+        FjORD,
+        DFedAvgM,
+        DFedSAM,
+        DisPFL,
         Local,
         Centralized,
     )

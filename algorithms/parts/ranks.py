@@ -12,6 +12,7 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.adapters import check_adapters
+from algorithms.parts.capacities import drawn, in_turn
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Model, Predictor, Task
@@ -74,8 +75,8 @@ class OwnRanks(Algorithm):
         if self.ranks is None:
             return most
         if self.rank_choice == "in_turn":
-            return self.ranks[client % len(self.ranks)]
-        return self.ranks[int(context.streams.generator("ranks", client=client).integers(len(self.ranks)))]
+            return in_turn(self.ranks, client)
+        return drawn(self.ranks, "ranks", client, context)
 
 
 class SharedRanks(OwnRanks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from rayfl.models.bound import BoundModel
 from rayfl.models.classification import ClassificationModel as ClassificationModel
 from rayfl.models.contract import check_model
 from rayfl.models.normalization import NORMALIZATION_LAYERS
+from rayfl.models.units import Units, units_of
 
 
 class Network(BoundModel):
@@ -143,6 +145,11 @@ class Network(BoundModel):
                 f"of another shape {other[:3]}; name the same model, for the same classes"
             )
         self._given[seed] = {name: tree[name].detach().to("cpu", torch.float32) for name in self._tree_names}
+
+    @cached_property
+    def units(self) -> Units:
+        """The hidden units; raises ModelError, naming the layer, where it is not known what they are."""
+        return units_of(self._made(0).eval(), self.parameter_names)
 
     def save_memory(self) -> bool:
         """Has steps take less memory and more time from now on, where that was left open.

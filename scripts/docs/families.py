@@ -11,11 +11,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "a point in a space of models (a line, a simplex)": ("superfed", "floco", "floco_plus"),
     "a model of its own beside the shared one": (
         *("ditto", "apfl", "pfedme", "l2gd", "mapper", "fedphp", "flda", "pfedbayes"),
-        *("fml", "fedkd"),
+        *("fml", "fedkd", "fedmrl"),
     ),
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
-        *("feddbe", "pfedfda"),
+        *("feddbe", "pfedfda", "flute"),
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
@@ -23,16 +23,18 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "pacfl", "fesem", "fedem"),
     "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per", "fedetf", "fednh"),
     "a model of its own, taught by outputs, features or heads": (
-        *("fedmd", "feddistill", "fedproto", "fedtgp", "fedgh", "fedme"),
+        *("fedmd", "feddistill", "fedproto", "fedtgp", "fedgh", "fedme", "metafed"),
     ),
     "adapters of its own in a pretrained model": ("fedalt", "feddpa"),
     "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
+    "a submodel of the shared model, as wide as its device allows": ("heterofl", "fedrolex", "fjord"),
     "the one model of all": (
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
         *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
         *("flora", "feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr"),
-        *("qfedavg", "drfa"),
+        *("qfedavg", "drfa", "term", "fedsr"),
     ),
+    "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),
 }
 """By what a client has in the end, the methods."""

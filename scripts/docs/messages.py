@@ -7,6 +7,7 @@ from typing import Any
 
 from mathematics import with_symbols
 
+from algorithms.parts.peers import Peers
 from rayfl.cli.catalog import describe_method
 
 KEPT, SENT = ("Server", "Client"), ("Down", "Up")
@@ -36,12 +37,14 @@ def messages_of(name: str, methods: dict[str, Any]) -> dict[str, str]:
 def picture(name: str, methods: dict[str, Any]) -> str:
     """The picture, as HTML that is readable text without a style sheet."""
     said = {label: with_symbols(text) for label, text in messages_of(name, methods).items()}
+    peers = issubclass(methods[name], Peers)
+    down, up = ("from its neighbours", "to its neighbours") if peers else ("to a client", "to the server")
     return "\n".join(
         [
             '<div class="messages" markdown="1">',
             *_part("server", "Server keeps", said["Server"]),
-            *_part("down", "Down, to a client", said["Down"]),
-            *_part("up", "Up, to the server", said["Up"]),
+            *_part("down", f"Down, {down}", said["Down"]),
+            *_part("up", f"Up, {up}", said["Up"]),
             *_part("client", "Client keeps", said["Client"]),
             "</div>",
         ]

@@ -164,6 +164,8 @@ def tried(content: Mapping[str, Any]) -> str:
     try:
         sizes = parts.check()
     except ConfigError as error:
+        if "needs a model that can be cut by width" in str(error):
+            return "the small model that is tried here cannot be cut by width"
         if "cannot learn" not in str(error):
             raise
         return str(error).partition(": ")[2].partition(": ")[2].partition(". Choose")[0]

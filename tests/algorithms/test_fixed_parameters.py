@@ -179,6 +179,9 @@ HEAD_NEEDED = {
     "fedcp",
     "fedas",
     "pfedfda",
+    "flute",
+    "fedmrl",
+    "fedsr",
 }
 
 
@@ -194,6 +197,7 @@ BODY_NEEDED = {
     "fedcp",
     "fedas",
     "pfedfda",
+    "flute",
 }
 
 

@@ -13,19 +13,8 @@ from torch import Tensor
 from algorithms.parts.settings import kept_settings
 from algorithms.registry import METHODS
 from rayfl.params import Tree, leaves
-from tests.algorithms.test_options import (
-    BASES,
-    BESIDE,
-    CASE_OF,
-    COHORTS,
-    PERMISSIONS,
-    TRAINING,
-    add,
-    alternatives,
-    choices,
-    outcome,
-    toy_of,
-)
+from tests.algorithms.test_options import CASE_OF, COHORTS, add, alternatives, choices, outcome, toy_of
+from tests.support.option_values import BASES, BESIDE, PERMISSIONS, TRAINING
 from tests.support.toys import Toy
 
 LATER = {

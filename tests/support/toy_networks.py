@@ -51,12 +51,12 @@ class TwoLayers(ClassificationModel):
 
 
 class NormalizedLayers(ClassificationModel):
-    """MLP2 with running statistics among its buffers, and with dropout if asked."""
+    """MLP2 with running statistics among its buffers, or without these, and with dropout if asked."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, running: bool = True) -> None:
         super().__init__()
         self.inner = nn.Linear(5, 7)
-        self.norm = nn.BatchNorm1d(7)
+        self.norm = nn.BatchNorm1d(7, track_running_stats=running)
         self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(7, 3)
 
@@ -138,9 +138,9 @@ def two_layers(inputs: int = 5, hidden: int = 7, classes: int = 3, double: bool 
     return Classification(make(lambda: TwoLayers(inputs, hidden, classes)))
 
 
-def normalized_layers(dropout: float = 0.0) -> Classification:
+def normalized_layers(dropout: float = 0.0, running: bool = True) -> Classification:
     """MLP2 with batch normalization (and dropout) in float64."""
-    return Classification(DoubleNetwork(lambda: NormalizedLayers(dropout)))
+    return Classification(DoubleNetwork(lambda: NormalizedLayers(dropout, running)))
 
 
 def recurrent_layers(dropout: float = 0.0) -> Classification:

@@ -247,11 +247,21 @@ class Toy:
         return {client: splits[split] for client, splits in found.items()}
 
 
-def ragged_toy(mode: str, device: torch.device = CPU, algorithm: Any = None, hosts: int = 1, **options: Any) -> Toy:
+def ragged_toy(
+    mode: str,
+    device: torch.device = CPU,
+    algorithm: Any = None,
+    hosts: int = 1,
+    privacy: PrivacyConfig | None = None,
+    **options: Any,
+) -> Toy:
     """Four clients of several sizes and MLP2, two rounds of three clients."""
     settings = {"rounds": 2, "clients_per_round": 3, "local_epochs": 1, "batch_size": 5, "lr": 0.1, **options}
     data = random_clients([17, 3, 12, 9], seed=1)
-    return Toy(algorithm or FedAvg(), data, two_layers(), TrainConfig(**settings), hosts, mode, device=device)
+    limits = privacy or PrivacyConfig()
+    return Toy(
+        algorithm or FedAvg(), data, two_layers(), TrainConfig(**settings), hosts, mode, device=device, privacy=limits
+    )
 
 
 def assert_equal(left: Any, right: Any, path: str = "") -> None:

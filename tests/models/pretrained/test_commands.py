@@ -201,8 +201,12 @@ def test_the_quickstart_is_one_run_however_it_is_computed(tmp_path: Path) -> Non
         assert pairs and all(a == pytest.approx(b, abs=1e-4) for a, b in pairs), column
 
 
+UNFIT = {"fedbn", "heterofl", "fedrolex", "fjord"}
+"""Methods that refuse these models: they need normalization layers, or layers that can be cut by width."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "fedbn"])
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in UNFIT])
 def test_every_method_trains_over_adapters(name: str, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "momentum": 0.5, **TRAIN.get(name, {})}
     more = {key: value for key, value in SECTIONS.get(name, {}).items() if key != "model"}

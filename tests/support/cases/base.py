@@ -35,6 +35,7 @@ class Case:
         public: whether the method needs public samples.
         distinct: whether the server sends clients that are alike in all but their number models that differ.
         one_layer: whether the method takes a model of one layer.
+        any_layers: whether the method takes models with running statistics and with recurrent layers.
         numbers: plain numbers (of 8 bytes) that travel down and up in addition to the scalars of tensors.
         opening: scalars that in round 0 travel down to and up from every client, sampled or not, before all else.
         steady: whether equally much travels in every round (if not, the method's own tests count it).
@@ -56,6 +57,7 @@ class Case:
     public: bool = False
     distinct: bool = False
     one_layer: bool = True
+    any_layers: bool = True
     numbers: tuple[int, int] = (0, 0)
     opening: tuple[Callable[[Network], int], Callable[[Network], int]] = (nothing, nothing)
     steady: bool = True

@@ -10,6 +10,7 @@ from algorithms.fedfomo import FedFomo
 from algorithms.fedmd import FedMD
 from algorithms.fedproto import FedProto
 from algorithms.fedtgp import FedTGP
+from algorithms.metafed import MetaFed
 from algorithms.pefll import PeFLL
 from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
@@ -61,6 +62,16 @@ EXCHANGES = {
         private=frozenset({"local"}),
         averages=False,
         relabels=False,
+    ),
+    "metafed": Case(
+        # the first client of all gets nothing, and each another model
+        MetaFed(warmup_epochs=1, ready_above=0.5, select_on="train"),
+        private=frozenset({"model", "ready"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+        alike=False,
+        distinct=True,
     ),
     "pfedsim": Case(PFedSim(), relabels=False),
     "fedamp": Case(

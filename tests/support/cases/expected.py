@@ -74,6 +74,17 @@ def gated_names(network: Network) -> Iterable[str]:
     return {*network.parameter_names, "gate"}
 
 
+def represented(network: Network) -> int:
+    """Scalars of a model and of a layer that makes two numbers of each of the head's inputs."""
+    width = network.head_shape[1]
+    return network.num_parameters + 2 * width * (width + 1)
+
+
+def represented_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of both."""
+    return {*network.parameter_names, "matrix", "offset"}
+
+
 def body(network: Network) -> int:
     """Scalars of all parameters but the head's."""
     return network.num_parameters - head(network)

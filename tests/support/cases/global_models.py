@@ -30,6 +30,7 @@ from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
 from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
+from algorithms.fedsr import FedSR
 from algorithms.fesem import FeSEM
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
@@ -37,6 +38,7 @@ from algorithms.moon import MOON
 from algorithms.pacfl import PACFL
 from algorithms.qfedavg import QFedAvg
 from algorithms.scaffold import Scaffold
+from algorithms.term import TERM
 from tests.support.cases.base import Case
 from tests.support.cases.expected import (
     classes,
@@ -47,6 +49,9 @@ from tests.support.cases.expected import (
     gated_names,
     no_names,
     nothing,
+    prototypes,
+    represented,
+    represented_names,
     twice,
 )
 
@@ -73,6 +78,8 @@ GLOBAL_MODELS = {
         averages=False,
         numbers=(2, 1),
     ),
+    "term": Case(TERM(tilt=2.0, finetune_epochs=1), averages=False, numbers=(1, 0)),
+    "term-estimated": Case(TERM(tilt=-3.0, estimate_share=0.5, sample_tilt=1.5), averages=False, numbers=(1, 0)),
     "drfa": Case(
         DRFA(trained="cohort", weight_lr=0.001, finetune_epochs=1),
         down=twice,
@@ -119,6 +126,21 @@ GLOBAL_MODELS = {
         private=frozenset({"drift", "update"}),
         averages=False,
         train={"momentum": 0.0},
+    ),
+    "fedsr": Case(
+        FedSR(length_weight=0.1, information_weight=0.05),
+        down=lambda network: represented(network) + 2 * prototypes(network) + 1,
+        up=lambda network: represented(network) + 2 * prototypes(network) + 1,
+        uploads=lambda network: {*represented_names(network), "mean", "spread", "factor"},
+        averages=False,
+    ),
+    "fedsr-own": Case(
+        FedSR(information_weight=0.05, reference="own", evaluation_samples=0),
+        down=represented,
+        up=represented,
+        uploads=represented_names,
+        private=frozenset({"reference"}),
+        averages=False,
     ),
     "fedspeed": Case(FedSpeed(rho=0.3, alpha=0.6), private=frozenset({"correction"}), averages=False),
     "fedspeed-all": Case(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from algorithms.apfl import APFL
+from algorithms.dfedavgm import DFedAvgM
+from algorithms.dfedsam import DFedSAM
+from algorithms.dispfl import DisPFL
 from algorithms.ditto import Ditto
 from algorithms.fedala import FedALA
 from algorithms.fedem import FedEM
 from algorithms.fedkd import FedKD
 from algorithms.fedme import FedMe
+from algorithms.fedmrl import FedMRL
 from algorithms.fedphp import FedPHP
 from algorithms.flda import FLDA
 from algorithms.floco import Floco
@@ -21,10 +25,33 @@ from algorithms.pfedbayes import PFedBayes
 from algorithms.pfedme import PFedMe
 from algorithms.superfed import SuPerFed
 from tests.support.cases.base import Case
-from tests.support.cases.expected import all_names_and_choice, triangle, triangle_names, twice
+from tests.support.cases.expected import all_names_and_choice, no_names, triangle, triangle_names, twice
 
 OWN_MODELS = {
     "ditto": Case(Ditto(proximal_weight=0.5, personal_epochs=1), private=frozenset({"personal"})),
+    "dfedavgm": Case(DFedAvgM(), private=frozenset({"model"}), averages=False, relabels=False, steady=False),
+    "dfedavgm-started": Case(
+        DFedAvgM(topology="ring", mixes="started"),
+        private=frozenset({"model"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
+    "dfedsam": Case(
+        DFedSAM(radius=0.2, topology="exponential"),
+        private=frozenset({"model"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
+    "dispfl": Case(
+        DisPFL(neighbours=1, density=0.8),
+        uploads=no_names,
+        private=frozenset({"model", "trained", "mask"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
     "superfed-mm": Case(SuPerFed(mode="mm", start=0.25), private=frozenset({"local"})),
     "superfed-lm": Case(SuPerFed(mode="lm", start=0.25), private=frozenset({"local"})),
     "floco": Case(
@@ -102,6 +129,7 @@ OWN_MODELS = {
     # with all of the energy nothing is shorter as factors
     "fedkd": Case(FedKD(energy_start=1, energy_end=1), private=frozenset({"mentor", "projection"}), averages=False),
     "fedkd-whole": Case(FedKD(compress="none", mutual="separate"), private=frozenset({"mentor", "projection"})),
+    "fedmrl": Case(FedMRL(), private=frozenset({"own", "projection"}), averages=False),
     "per-fedavg-fo": Case(PerFedAvg(alpha=0.1)),
     "per-fedavg-hf": Case(PerFedAvg(version="hf", alpha=0.1, adapt_batch="batch")),
     "per-fedavg-exact": Case(PerFedAvg(version="exact", alpha=0.1)),

@@ -14,6 +14,7 @@ from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
+from algorithms.flute import FLUTE
 from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.pfedfda import PFedFDA
@@ -91,6 +92,14 @@ PARTIAL_MODELS = {
         down=lambda network: network.num_parameters + prototypes(network) + classes(network),
         up=lambda network: network.num_parameters + 2 * prototypes(network) + classes(network) + 1,
         uploads=names_and_statistics,
+        private=frozenset({"personal"}),
+        averages=False,
+    ),
+    "flute": Case(
+        FLUTE(head_epochs=1),
+        down=lambda network: body(network) + prototypes(network),
+        up=lambda network: body(network) + prototypes(network) + classes(network),
+        uploads=lambda network: {*body_names(network), "weight", "seen"},
         private=frozenset({"personal"}),
         averages=False,
     ),
