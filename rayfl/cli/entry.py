@@ -22,6 +22,7 @@ from rayfl.cli import fork as cli_fork
 from rayfl.cli import inspect as cli_inspect
 from rayfl.cli import jobs as cli_jobs
 from rayfl.cli import leaf as cli_leaf
+from rayfl.cli import membership as cli_membership
 from rayfl.cli import model as cli_model
 from rayfl.cli import plot as cli_plot
 from rayfl.cli import repair as cli_repair
@@ -54,6 +55,7 @@ cli_plot.register(app)
 cli_report.register(app)
 cli_compare.register(app)
 cli_answers.register(app)
+cli_membership.register(app)
 
 _LONGEST_MESSAGE = 500
 

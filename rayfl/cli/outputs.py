@@ -68,6 +68,16 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
     "fork": {"folder": "of the new run", "round": "after which it begins", "rounds": "how many it is to have"},
     "list": {"kind": "by kind, a list; `name`, `about` and more of each"},
     "logs": {"job": "its id", "text": "what it has printed so far"},
+    "membership": {
+        "run": "folder",
+        "model": "row of the tables",
+        "others": "split that was not trained on",
+        "round": "after which round",
+        "scores": "`clients`, `members` and `others`, how many; `auc` and `advantage`, means over clients, each with "
+        "`_std` and `pooled_` too; `at_low_rate`, share of members found at 1 % false positives; `most_exposed`, the "
+        "client with the largest AUC, and `most_exposed_auc`",
+        "by_client": "a list; `client`, `members`, `others`, `auc`, `advantage`, `at_low_rate` of each",
+    },
     "model-inspect": {
         "folder": "of the pretrained model",
         "family": "its architecture",

@@ -1,0 +1,97 @@
+"""Which samples a run's models were trained on, as far as their losses tell: membership inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from rayfl.engine.predictor import Predictor
+from rayfl.errors import ConfigError
+from rayfl.examples import Examples
+from rayfl.metrics.membership import Membership, membership
+from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor, task_of
+
+_ROWS = 64
+
+Found = tuple[int, str, np.ndarray, np.ndarray]
+"""A client, its model's row, and the losses of its members and of others."""
+
+
+def losses_of(
+    models: CommittedModels,
+    model: str | None = None,
+    clients: Sequence[int] = (),
+    others: Literal["test", "validation"] = "test",
+    samples: int = 500,
+) -> Iterator[Found]:
+    """Yields the losses of clients' models on samples that they were trained on, and on others of the same client.
+
+    Args:
+        models: of a run.
+        model: a row of the tables; None: each method's personalized model.
+        clients: whose; none: all of those that train and have samples of both kinds.
+        others: the split that was not trained on.
+        samples: of each kind and client at most, drawn at random (stream ``inspection``).
+
+    Raises:
+        ConfigError: for an unknown client or model, one that was held out from training or lacks samples, or a task
+            whose loss compares samples.
+    """
+    parts = models.parts
+    if parts.task.compares_samples or parts.task.measures.compares:
+        raise ConfigError(
+            f"{models.run.uri}: the loss of task={parts.task.name} compares samples, so that a single one has none"
+        )
+    for client in clients:
+        check_client(models.run, client)
+        if client >= parts.num_clients:
+            raise ConfigError(f"client {client} was held out from training: none of its samples is a member")
+    for client in clients or range(parts.num_clients):
+        lacking = [split for split in ("train", others) if not len(parts.dataset.load(client)[split])]
+        if lacking and clients:
+            raise ConfigError(f"client {client} has no samples in the split {lacking[0]}")
+        if not lacking:
+            row, predictor = personalized_predictor(models, client, model)
+            task = task_of(predictor, parts.task)
+            drawn = (models.pooled(split, samples, [client]) for split in ("train", others))
+            members, unseen = (_losses(predictor, task, examples) for examples in drawn)
+            yield client, row, members, unseen
+
+
+@torch.no_grad()
+def _losses(predictor: Predictor, task: Any, examples: Examples) -> np.ndarray:
+    """Returns the loss of each sample, float64 of shape (n,)."""
+    built, sums = predictor.built(), []
+    for x, y in zip(torch.split(examples.x, _ROWS), torch.split(examples.y, _ROWS), strict=True):
+        predicted = predictor.predictions(built, x.clone(), task, task.asked(y))
+        sums += [task.measures.statistics(predicted[n : n + 1], y[n : n + 1]).cpu().numpy() for n in range(len(y))]
+    found: np.ndarray = task.measures.values(np.stack(sums))["loss"]
+    return found
+
+
+def summary(found: Sequence[Found]) -> dict[str, Any]:
+    """Returns the scores of an attacker: of each client's model by itself, and of all samples together.
+
+    Args:
+        found: of clients, at least one.
+    """
+    alone = {client: membership(members, others) for client, _, members, others in found}
+    together = membership(*(np.concatenate([one[place] for one in found]) for place in (2, 3)))
+    most = max(alone, key=lambda client: alone[client].auc)
+    scores: dict[str, Any] = {
+        "clients": len(alone), "members": together.members, "others": together.others,
+        "most_exposed": most, "most_exposed_auc": alone[most].auc, "at_low_rate": together.at_low_rate,
+    }  # fmt: skip
+    for name in ("auc", "advantage"):
+        values = [getattr(one, name) for one in alone.values()]
+        scores |= {name: float(np.mean(values)), f"{name}_std": float(np.std(values))}
+        scores[f"pooled_{name}"] = getattr(together, name)
+    return scores
+
+
+def by_client(found: Sequence[Found]) -> list[tuple[int, Membership]]:
+    """Returns each client's own scores."""
+    return [(client, membership(members, others)) for client, _, members, others in found]
