@@ -111,7 +111,7 @@ def test_inv_speed_4_a_vanishing_step_uphill_changes_nothing() -> None:
             assert_close(near.step(cohort), none.step(cohort), 1e-10)
 
 
-@pytest.mark.parametrize("mean", ["cohort", "all"])
+@pytest.mark.parametrize("mean", ["cohort", pytest.param("all", marks=pytest.mark.slow)])
 def test_inv_speed_5_fixed_point(mean: Any) -> None:
     """At the minimum of the mean loss each ghat_i that is its client's gradient keeps it there; others lead there."""
     points, lam, best = (0.0, 3.0, 6.0), 2.0, 3.0

@@ -189,6 +189,7 @@ def test_a_longer_run_ends_where_it_does_without_having_been_extended(tmp_path: 
             assert extended.rounds_completed == whole.rounds_completed, (every, rounds)
 
 
+@pytest.mark.slow
 def test_experiments_of_a_sweep_that_end_early_are_finished(local_ray: None, tmp_path: Path) -> None:
     content = {**experiment(tmp_path, "sweep"), "early_stopping": {"patience": 1}, "cluster": {"backend": "inline"}}
     sweep = plan_sweep(Experiment, content, parse_space(["seed=0:2"]), None, 0)

@@ -1,4 +1,4 @@
-"""Users' own optimizers: what they may be, where they run, and that what they keep survives."""
+"""Users' own optimizers: what they may be, and that what they keep survives."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def experiment(folder: Path, name: str, optimizer: str, backend: str = "inline", **more: Any) -> dict[str, Any]:
-    content = small_experiment(folder, name, "ditto", backend=backend)
+def experiment(folder: Path, name: str, optimizer: str, **more: Any) -> dict[str, Any]:
+    content = small_experiment(folder, name, "ditto", backend="inline")
     train = {**content["train"], "momentum": 0.0, "lr": 0.01, "weight_decay": 0.1, "optimizer": optimizer, **more}
     return {**content, "train": train}
 
@@ -112,10 +112,10 @@ def test_the_same_rule_under_another_name_gives_the_same_models(folder: Path, mo
         torch.testing.assert_close(leaf, other, rtol=1e-5, atol=1e-6)
 
 
-def test_on_actors_what_is_kept_goes_on_after_an_interrupt(folder: Path) -> None:
-    """On Ray's workers the module is found, too; a state has the optimizer's tensors and its number of steps."""
+def test_what_is_kept_goes_on_after_an_interrupt(folder: Path) -> None:
+    """A state has the optimizer's tensors and its number of steps."""
     more = {"persist_optimizer": True, "optimizer_options": {"decay": 0.5}}
-    rayfl.run(experiment(folder, "whole", "own_rules:Momentum", backend="ray", **more))
+    rayfl.run(experiment(folder, "whole", "own_rules:Momentum", **more))
     pieces = experiment(folder, "pieces", "own_rules:Momentum", **more)
     with pytest.raises(KeyboardInterrupt):
         rayfl.run(pieces, callbacks=[Interrupt(2)])

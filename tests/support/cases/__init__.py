@@ -19,7 +19,15 @@ from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients
 
 ALGORITHMS = {**GLOBAL_MODELS, **OWN_MODELS, **PARTIAL_MODELS, **SUBMODELS, **EXCHANGES}
-CASES = pytest.mark.parametrize("case", ALGORITHMS.values(), ids=ALGORITHMS.keys())
+_FIRST = {case.algorithm.name: name for name, case in reversed(ALGORITHMS.items())}
+CASES = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if _FIRST[case.algorithm.name] == name else pytest.mark.slow)
+        for name, case in ALGORITHMS.items()
+    ],
+)
+"""All methods; further settings of the same method are slow."""
 CASES_OF_KINDS = pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=name, marks=() if name in KINDS else pytest.mark.slow) for name, case in ALGORITHMS.items()],
