@@ -33,7 +33,7 @@ def membership(
 ) -> None:
     """Attack a run's models: do their losses tell which samples they were trained on (membership inference)?"""
     from rayfl.runs.committed import CommittedModels
-    from rayfl.runs.membership import by_client, losses_of, summary
+    from rayfl.runs.membership import by_client, caveat, losses_of, summary
 
     models = CommittedModels(open_folder(run, trust), round)
     chosen, found = list(dict.fromkeys(client or [])), []
@@ -46,6 +46,8 @@ def membership(
         raise RunError(f"{models.run.uri}: no client has samples in the splits train and {others}")
     about = {"run": models.run.uri, "model": found[0][1], "others": others, "round": models.rounds_completed}
     scores = summary(found)
+    if but := caveat(models):
+        terminal.warn(but)
     if as_json:
         listed = [{"client": number, **asdict(own)} for number, own in by_client(found)]
         write_json("membership", {**about, "scores": scores, "by_client": listed})

@@ -61,6 +61,17 @@ def losses_of(
             yield client, row, members, unseen
 
 
+def caveat(models: CommittedModels) -> str:
+    """Returns what else than training tells members from others, in words; empty where nothing is known."""
+    config = models.run.config
+    if config.noise.ratio:
+        ratio = config.noise.ratio
+        return f"training labels have noise (noise.ratio={ratio:g}) and others have not, which losses tell, too"
+    if config.attack.on and (config.attack.labels != "honest" or config.attack.backdoor is not None):
+        return "malicious clients trained on other samples than they have here, so that theirs are no members"
+    return ""
+
+
 @torch.no_grad()
 def _losses(predictor: Predictor, task: Any, examples: Examples) -> np.ndarray:
     """Returns the loss of each sample, float64 of shape (n,)."""

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import rayfl
 from algorithms.registry import Experiment
 from rayfl.cli.entry import app
+from rayfl.cli.outputs import OUTPUTS
 from rayfl.errors import ConfigError
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.folder import open_run
@@ -50,6 +51,7 @@ def asked(run: Path, *options: Any) -> dict[str, Any]:
     found = CliRunner().invoke(app, ["membership", str(run), "--json", *map(str, options)])
     assert found.exit_code == 0, found.output
     answer: dict[str, Any] = json.loads(found.stdout)
+    assert answer.keys() == {"schema", *OUTPUTS["membership"]}
     return answer
 
 
@@ -88,6 +90,7 @@ def test_fewer_samples_of_chosen_clients(run: Path) -> None:
     text = CliRunner().invoke(app, ["membership", str(run), "--client", "2"])
     assert text.exit_code == 0 and "of 1 client that were trained on" in text.stdout, text.output
     assert "most exposed: client 2, AUC" in text.stdout
+    assert "training labels have noise (noise.ratio=0.5) and others have not" in text.stderr
 
 
 def test_what_has_no_answer_is_refused(run: Path, tmp_path: Path) -> None:
