@@ -72,7 +72,8 @@ class ExampleGradients:
         first = ranked[0]
         whole = [request.private for request in ranked if request.private is not None]
         self._bound, self._deviation = whole[0].clip_norm, whole[0].clip_norm * whole[0].noise_multiplier
-        self._expected = [private.expected for private in whole]
+        # on the device from the first step on: a step waits for no transfer
+        self._expected = torch.tensor([private.expected for private in whole], dtype=torch.float64, device=device)
         self._frozen_dims = frozen_dims
         dims = (frozen_dims, None if first.draws is None else 0)
         losses, others = of_samples_and_others(first.objective)
@@ -127,7 +128,7 @@ class ExampleGradients:
             noise = keyed_normals(of_step(self._noise, number, clients), sum(sizes), dtype).to(totals[0].dtype)
             for total, share in zip(totals, torch.split(noise, sizes, -1), strict=True):
                 total.add_(share, alpha=self._deviation)
-        expected = totals[0].new_tensor(self._expected[:clients])[:, None]
+        expected = self._expected[:clients, None].to(totals[0].dtype)
         found = {path: (total / expected).view_as(tensors[path]) for path, total in zip(order, totals, strict=True)}
         if self._others is not None:
             with torch.enable_grad():

@@ -19,6 +19,7 @@ from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
 from rayfl.engine import transfers
 from rayfl.engine.feed import Feed
 from rayfl.engine.further_tasks import Multilabel
+from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Batch
 from rayfl.engine.transfers import move_trees
@@ -54,6 +55,22 @@ def test_the_host_waits_no_oftener_for_more_clients(method: Any) -> None:
     few, many = waits(method, 4), waits(method, 20)
     assert few == many
     assert sum(few.values()) <= 60
+
+
+def test_private_steps_wait_for_nothing() -> None:
+    """A pass of more steps has no more transfers than one of fewer."""
+    found = []
+    for epochs in (1, 5):
+        train = TrainConfig(rounds=2, clients_per_round="all", local_epochs=epochs, batch_size=5, lr=0.1)
+        privacy = PrivacyConfig(example_clip_norm=1.0, example_noise_multiplier=1.0)
+        with elsewhere() as device:
+            data = random_clients([12, 13, 14], seed=1)
+            toy = Toy(FedAvg(), data, two_layers(), train, mode="vectorized", device=device, privacy=privacy)
+            toy.step()
+            with Launches() as counted:
+                toy.step()
+        found.append(dict(counted.waits))
+    assert found[0] == found[1]
 
 
 def test_trees_are_moved_together() -> None:
