@@ -99,7 +99,7 @@ def test_inv_f1_weights_sum_to_one(algorithm: Averaging, policy: str, replies: l
             assert_close(leaf, mean, 1e-12)
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f2_identical_replies_are_returned_as_they_are(case: Case, replies: list[tuple[int, Any]]) -> None:
     if case.distinct:
         pytest.skip("the server makes another model for each client")
@@ -120,7 +120,7 @@ def test_inv_f2_identical_replies_are_returned_as_they_are(case: Case, replies: 
         assert digest(toy.server["model"]) != digest(before["model"])
 
 
-@CASES
+@CASES_OF_KINDS
 @pytest.mark.parametrize(
     ("idle", "mode"),
     [
@@ -141,7 +141,7 @@ def test_inv_f3_without_training_the_server_keeps_its_model(case: Case, idle: di
             assert_equal(after["model"], before["model"])
 
 
-@CASES
+@CASES_OF_KINDS
 @pytest.mark.parametrize("hosts", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_inv_f4_states_of_clients_not_sampled_stay(case: Case, hosts: int) -> None:
     """With three hosts states are those of one: F7 shows it in the quick suite."""

@@ -14,7 +14,7 @@ from rayfl.engine.classification import Classification
 from rayfl.examples import Examples
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import copy, leaves, tensors
-from tests.support.cases import CASES, toy_of
+from tests.support.cases import CASES, CASES_OF_KINDS, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.toys import RelabelledStreams, assert_close, assert_equal, random_clients
 
@@ -56,7 +56,7 @@ class Relabelled(FederatedDataset):
         return self._dataset.load(self._original[client])
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f9_relabelling_clients_permutes_their_results(case: Case) -> None:
     if not case.relabels:
         pytest.skip("the server draws by client id, or the samples are pooled in its order")
@@ -76,7 +76,7 @@ def test_inv_f9_relabelling_clients_permutes_their_results(case: Case) -> None:
             assert np.allclose(found[label[client]][row].vector, statistics.vector, rtol=0, atol=1e-10)
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f10_traffic_is_that_of_the_messages(case: Case) -> None:
     if not case.steady:
         pytest.skip("not the same in every round")
@@ -93,7 +93,7 @@ def test_inv_f10_traffic_is_that_of_the_messages(case: Case) -> None:
     assert (toy.federation.traffic.down, toy.federation.traffic.up) == (0, 0)
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f14_mean_accuracy_of_one_model_is_its_pooled_accuracy(case: Case) -> None:
     if not case.averages:
         pytest.skip("no model is everybody's")
@@ -127,7 +127,7 @@ class Scaled(ClassificationModel):
         return self.head(features)  # type: ignore[no-any-return]
 
 
-@CASES
+@CASES_OF_KINDS
 @pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 def test_buffers_are_neither_stepped_nor_decayed(case: Case, mode: str) -> None:
     if not case.one_layer:

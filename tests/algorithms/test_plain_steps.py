@@ -17,6 +17,7 @@ from rayfl.params import Tree, from_numpy
 from tests.support import plain
 from tests.support.cases import ALGORITHMS, toy_of
 from tests.support.cases.base import SIZES
+from tests.support.experiments import KINDS
 from tests.support.problems import examples
 from tests.support.toy_networks import DoubleNetwork
 from tests.support.toys import ListDataset, assert_close
@@ -61,7 +62,9 @@ def trees(toy: Any) -> tuple[Tree, Mapping[str, Tree]]:
 @pytest.mark.parametrize(
     ("method", "problem"),
     [
-        pytest.param(method, problem, marks=[] if problem == "perceptron" or method in QUICK else pytest.mark.slow)
+        pytest.param(
+            method, problem, marks=[] if method in (KINDS if problem == "perceptron" else QUICK) else pytest.mark.slow
+        )
         for problem in PROBLEMS
         for method in ALGORITHMS
     ],

@@ -171,7 +171,7 @@ def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.Mo
     assert counted.waits["from device"] == at_once.waits["from device"]
 
 
-@pytest.mark.parametrize("kept", [0, 4])
+@pytest.mark.parametrize("kept", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_states_are_stored_in_pieces_which_free_the_memory_that_the_next_one_takes(
     kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

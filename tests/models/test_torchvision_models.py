@@ -83,7 +83,7 @@ def test_imagenet_weights_with_a_new_head(config: Any, name: str, monkeypatch: p
     assert not any(value.shape == thousand.shape and torch.equal(value, thousand) for value in state.values())
 
 
-@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+@pytest.mark.parametrize("name", ["googlenet", pytest.param("inception_v3", marks=pytest.mark.slow)])
 def test_imagenet_weights_of_models_with_heads_for_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features are torchvision's, which brings such weights' inputs to another scale itself."""
     torch.manual_seed(0)

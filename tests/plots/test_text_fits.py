@@ -71,7 +71,9 @@ def faults(figure: Figure) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("size", ["", "icml-column", "neurips", "icml"])
+@pytest.mark.parametrize(
+    "size", ["", "icml-column", *(pytest.param(size, marks=pytest.mark.slow) for size in ("neurips", "icml"))]
+)
 @pytest.mark.parametrize("kind", _FIGURES)
 def test_every_text_can_be_read(made: Runs, kind: str, size: str) -> None:
     wanted, options = _FIGURES[kind]

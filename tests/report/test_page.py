@@ -56,7 +56,7 @@ def document(folder: Path) -> Document:
     return Document((folder / "report.html").read_text(encoding="utf-8"))
 
 
-@pytest.fixture(params=["single", "several"])
+@pytest.fixture(params=[pytest.param("single", marks=pytest.mark.slow), "several"])
 def report(request: pytest.FixtureRequest) -> Path:
     return Path(request.getfixturevalue(request.param))
 

@@ -68,7 +68,7 @@ PLAIN = {"dispfl", "fedmd", "pacfl", "pefll", "pfedhn", "qfedavg", "term"}
 """Measured by federated averaging's steps: the round's first call takes none, or the server works before it."""
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_measured_by_its_own_steps(method: str, mode: str, tmp_path: Path) -> None:
     config = experiment(tmp_path, method, mode)

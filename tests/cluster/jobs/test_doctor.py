@@ -94,6 +94,7 @@ def test_no_cluster_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "no Ray cluster at 127.0.0.1:9" in finding.found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_a_cluster(tmp_path: Path) -> None:
     finding = doctor.check_cluster("auto", str(tmp_path))

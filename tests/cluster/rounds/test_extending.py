@@ -163,7 +163,8 @@ def killed(*arguments: str) -> None:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
-@pytest.mark.parametrize("moment", ["inside", pytest.param("between", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["inside", "between"])
 def test_an_extended_run_that_is_killed_goes_on_to_the_same_bits(tmp_path: Path, moment: str) -> None:
     whole = outcome(done(tmp_path / "whole", "ditto", 6))
     folder = done(tmp_path / "extended", "ditto", 4)

@@ -107,6 +107,7 @@ def test_a_connection_that_exists_is_used_and_left_alone(tmp_path: Path) -> None
     assert ray.is_initialized()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_an_existing_cluster_is_attached_to_and_never_stopped(tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "calm", "fedavg", backend="inline"))
