@@ -183,7 +183,9 @@ def test_a_longer_run_ends_where_it_does_without_having_been_extended(tmp_path: 
     for every in (1, 2):  # where two do not divide the former last round, its evaluation does not count
         options = {**rule, "evaluation": {"every": every}}
         whole = rayfl.run(experiment(tmp_path, f"whole-{every}", **options))
-        for rounds in range(3 * every - 1, whole.rounds_completed):
+        lengths = range(2 * every + 1, whole.rounds_completed)  # shorter runs cannot end early, and are refused
+        assert lengths
+        for rounds in lengths:
             parts = experiment(tmp_path, f"{rounds}-of-{every}", train={"rounds": rounds}, **options)
             extended = rayfl.run(rayfl.run(parts).path, train__rounds=ROUNDS)
             assert extended.rounds_completed == whole.rounds_completed, (every, rounds)
