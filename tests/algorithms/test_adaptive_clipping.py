@@ -115,6 +115,7 @@ def test_a_client_that_is_left_out_is_not_counted() -> None:
     assert one.federation.next_norm == other.moved_norm != NOISY.clip_norm
 
 
+@pytest.mark.slow
 def test_the_norm_comes_to_the_quantile_of_the_clients_changes() -> None:
     """Without a step on the server all rounds begin from the same model, of which every client has its own change."""
     privacy = PrivacyConfig(clip_norm=50.0, target_quantile=0.5, clip_lr=0.3)

@@ -236,6 +236,7 @@ def test_the_mixture_beats_the_global_and_the_local_model() -> None:
     assert mixture["personalized"] > accuracies(Local(), clients)["personalized"] + 0.02
 
 
+@pytest.mark.slow
 def test_alpha_adapts_to_how_much_clients_differ() -> None:
     shares = []
     for own in (0.0, 3.0):

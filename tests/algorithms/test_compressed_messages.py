@@ -22,7 +22,7 @@ from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, leaves, num_bytes, subtract
 from tests.algorithms.test_privacy import PRIVATE, Talkative
 from tests.cluster.rounds.test_unseen_clients import experiment
-from tests.support.cases import TRAIN, toy_of
+from tests.support.cases import TRAIN, of_kinds, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.experiments import assert_same, outcome
 from tests.support.toy_networks import normalized_layers, two_layers
@@ -42,7 +42,7 @@ def flat(tree: Tree) -> torch.Tensor:
     return torch.cat([leaf.flatten() for _, leaf in leaves(tree)])
 
 
-@pytest.mark.parametrize("case", PRIVATE.values(), ids=PRIVATE.keys())
+@of_kinds(PRIVATE)
 def test_a_compressor_that_loses_nothing_changes_nothing(case: Case) -> None:
     plain, compressed = toy_of(case), toy_of(case, compression=EVERYTHING)
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_a_compressor_that_loses_nothing_changes_nothing(case: Case) -> None:
 
 
 @pytest.mark.parametrize("compressor", KINDS, ids=str)
-@pytest.mark.parametrize("case", list(PRIVATE.values())[::4], ids=list(PRIVATE)[::4])
+@of_kinds(PRIVATE)
 def test_every_method_goes_on_with_any_number_of_hosts(case: Case, compressor: Compressor) -> None:
     one, several = (toy_of(case, compression=compressor, hosts=hosts) for hosts in (1, 3))
     for _ in range(2):

@@ -141,6 +141,7 @@ def test_inv_drfa_3_with_one_local_step_of_everybody_it_is_agnostic_federated_le
         assert_close(toy.server["weights"], torch.from_numpy(weights), 1e-12)
 
 
+@pytest.mark.slow
 def test_inv_drfa_4_clients_are_drawn_by_their_weights() -> None:
     """400 draws of one client each, with the weights 1/2, 1/4, 1/4 and 0."""
     toy = toy_of(DRFA(weight_lr=0), train=TRAIN.model_copy(update={"local_epochs": 0}))

@@ -27,14 +27,14 @@ from rayfl.engine.terms import loss
 from rayfl.errors import ClientError
 from rayfl.examples import Examples
 from rayfl.params import Tree
-from tests.support.cases import ALGORITHMS, TRAIN, toy_of
+from tests.support.cases import ALGORITHMS, TRAIN, of_kinds, toy_of
 from tests.support.cases.base import Case
 from tests.support.toys import assert_close, assert_equal, ragged_toy
 
 PRIVATE = {name: case for name, case in ALGORITHMS.items() if not case.algorithm.why_no_example_privacy()}
 SMALL = TRAIN.model_copy(update={"batch_size": 3})
 NOISY = PrivacyConfig(example_clip_norm=0.3, example_noise_multiplier=0.5)
-EVERY = pytest.mark.parametrize("case", PRIVATE.values(), ids=PRIVATE.keys())
+EVERY = of_kinds(PRIVATE)
 
 
 def test_methods_are_refused_unless_they_themselves_say_that_they_can() -> None:

@@ -211,6 +211,7 @@ def test_local_training_begins_with_the_received_buffers(start: Any) -> None:
         assert_close(toy.step(cohort)["model"], plain.step(cohort)["model"], 1e-12)
 
 
+@pytest.mark.slow
 def test_reaches_the_minimum_of_the_mean_loss_where_fedavg_does_not() -> None:
     """Unlike clients, many local steps, and half of the clients in a round."""
     train = TrainConfig(rounds=240, clients_per_round=2, local_epochs=10, batch_size=None, lr=0.5, weight_decay=0.05)

@@ -147,6 +147,7 @@ def test_parts_without_parameters_are_refused(settings: dict[str, Any], field: s
         toy.algorithm.check(toy.task, toy.context)
 
 
+@pytest.mark.slow
 def test_learns_a_body_that_five_epochs_fit_to_every_client() -> None:
     """Clients with two of six classes and few samples: better than the global model, and than clients alone."""
     train = TRAIN.model_copy(update={"rounds": 30, "clients_per_round": 6, "local_epochs": 3, "batch_size": 10})

@@ -97,6 +97,7 @@ def test_inv_cm_3_delta_has_the_scale_of_a_gradient_whoever_takes_part() -> None
             assert float(toy.server["momentum"]["theta"]) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_inv_cm_4_fixed_point() -> None:
     """Where the cohort's gradients and Delta are 0 nothing moves; from elsewhere all clients together get there."""
     toy = quad(FedCM(alpha=0.2), (2.0, 2.0), (1, 3), start=2.0)

@@ -232,6 +232,7 @@ def test_vectorized_agrees_with_looped(momentum: float) -> None:
     assert_close(looped.states(), stacked.states())
 
 
+@pytest.mark.slow
 def test_serves_clients_in_camps_with_other_classes() -> None:
     train = TRAIN.model_copy(update={"rounds": 20, "clients_per_round": "all", "local_epochs": 3})
     found = {}

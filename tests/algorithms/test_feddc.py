@@ -164,7 +164,7 @@ def test_inv_dc_7_the_correction_without_what_it_moved_is_scaffolds() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options.values()))
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_vectorized_agrees_with_looped(options: Any, double: bool) -> None:
     assert_modes_agree(FedDC(alpha=0.3, **options), SIZES, TRAIN, double, 1e-10 if double else 1e-5)
 

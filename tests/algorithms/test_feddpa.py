@@ -189,7 +189,9 @@ def test_a_local_adapter_begins_as_the_initial_one_and_goes_on_from_where_it_was
 
 
 @pytest.mark.parametrize("options", [{}, {"version": "F"}, {"global_beside_local": True}], ids=["T", "F", "beside"])
-@pytest.mark.parametrize("trains", [["a", "b"], ["b"]], ids=["ab", "b"])
+@pytest.mark.parametrize(
+    "trains", [pytest.param(["a", "b"], id="ab", marks=pytest.mark.slow), pytest.param(["b"], id="b")]
+)
 def test_stacked_is_looped(options: dict[str, Any], trains: list[str]) -> None:
     model = {"adapter": {"r": 3, "alpha": 6, "trains": trains}}
     one, other = (adapted_toy(FedDPA(**options), mode, model) for mode in ("looped", "vectorized"))

@@ -239,6 +239,7 @@ def test_row_of_the_mean_is_the_mean_of_what_was_trained() -> None:
     assert not np.allclose(rows["global"].vector, trained, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_reaches_the_minimum_of_the_mean_loss_where_fedavg_does_not() -> None:
     """Unlike clients and many local steps: federated averaging stops where the mean gradient is not zero."""
     train = TrainConfig(rounds=80, clients_per_round="all", local_epochs=10, batch_size=None, lr=0.5, weight_decay=0.05)

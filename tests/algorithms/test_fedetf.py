@@ -255,6 +255,7 @@ def test_vectorized_agrees_with_looped_on_ragged_mini_batches() -> None:
         assert found == pytest.approx(theirs[client], abs=1e-10)
 
 
+@pytest.mark.slow
 def test_own_classifiers_serve_clients_with_few_of_the_classes() -> None:
     train = TRAIN.model_copy(update={"rounds": 15, "clients_per_round": 6, "local_epochs": 2, "batch_size": 10})
     toy = Toy(FedETF(temperature=5.0), planted_clients("classes"), two_layers(12, 8), train, mode="vectorized")

@@ -276,6 +276,7 @@ def test_a_fixed_bias_of_the_head_is_refused() -> None:
     FedGH().check(two_layers(), toy_of(FedGH()).context)
 
 
+@pytest.mark.slow
 def test_clients_whose_inputs_differ_learn_more_than_with_a_shared_body() -> None:
     train = TrainConfig(rounds=30, clients_per_round="all", local_epochs=1, batch_size=10, lr=0.1)
     found = {}

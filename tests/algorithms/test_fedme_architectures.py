@@ -247,6 +247,7 @@ def opposites(seed: int) -> ListDataset:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.slow
 def test_clustering_keeps_apart_who_would_mislead_each_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     labels: list[list[int]] = []
 

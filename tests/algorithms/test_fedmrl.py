@@ -220,6 +220,7 @@ def test_remarks() -> None:
     assert "train.max_grad_norm" in said
 
 
+@pytest.mark.slow
 def test_learning() -> None:
     """The rule of the labels is the client's own; what the inputs are projected to is common."""
     train = TRAIN.model_copy(

@@ -102,6 +102,7 @@ def test_inv_nova_4_a_known_path() -> None:
         assert abs(theta(plain.step()) - other) < 1e-9
 
 
+@pytest.mark.slow
 def test_inv_nova_5_its_fixed_point_is_nearer_to_the_minimum_than_that_of_fedavg() -> None:
     nova, plain = quad(FedNova(aggregation="uniform")), quad(FedAvg(aggregation="uniform"))
     for toy in (nova, plain):

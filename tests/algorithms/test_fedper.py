@@ -117,6 +117,7 @@ def test_no_update_of_a_head_at_the_server() -> None:
     assert toy.federation.updates.variance() is None
 
 
+@pytest.mark.slow
 def test_learns_a_common_representation_of_clients_that_label_differently() -> None:
     """One model cannot serve clients whose classes are permuted, and one client cannot learn the body alone."""
     train = TRAIN.model_copy(update={"rounds": 30, "clients_per_round": 6, "local_epochs": 3, "batch_size": 10})

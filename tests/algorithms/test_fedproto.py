@@ -222,6 +222,7 @@ def test_clients_of_several_architectures_share_prototypes_of_one_width() -> Non
         FedProto(initial="own").check(pair, toy.context)
 
 
+@pytest.mark.slow
 def test_alignment_brings_features_of_a_class_together_across_clients() -> None:
     train = TrainConfig(rounds=20, clients_per_round="all", local_epochs=3, batch_size=6, lr=0.1)
     generator = torch.Generator().manual_seed(2)

@@ -112,6 +112,7 @@ def test_inv_speed_4_a_vanishing_step_uphill_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("mean", ["cohort", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_inv_speed_5_fixed_point(mean: Any) -> None:
     """At the minimum of the mean loss each ghat_i that is its client's gradient keeps it there; others lead there."""
     points, lam, best = (0.0, 3.0, 6.0), 2.0, 3.0
@@ -131,7 +132,7 @@ def test_inv_speed_5_fixed_point(mean: Any) -> None:
 
 
 @VERSIONS
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_vectorized_agrees_with_looped(options: Any, double: bool) -> None:
     assert_modes_agree(FedSpeed(rho=0.3, **options), SIZES, TRAIN, double, 1e-10 if double else 1e-5)
 

@@ -153,6 +153,7 @@ def test_inv_sr_4_predictions_are_the_mean_probability_of_drawn_representations(
     assert_close(predictor.predictions(predictor.built(), x[3:4], toy.task), found[3:4], 1e-12)
 
 
+@pytest.mark.slow
 def test_inv_sr_5_a_strong_cmi_draws_the_representations_of_a_class_to_its_reference() -> None:
     apart = {}
     for beta in (0.0005, 1.0):

@@ -182,6 +182,7 @@ def test_states_and_rows(source: Any, width: int) -> None:
     assert scores[3]["personalized"].loss == pytest.approx(float(expected), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_gate_of_its_input_tells_where_everybodys_rule_holds() -> None:
     train = TrainConfig(rounds=20, clients_per_round="all", local_epochs=2, batch_size=10, lr=0.1, momentum=0.5)
     data = two_domains(clients=6, train=30, seed=1)

@@ -53,7 +53,7 @@ def scores_of(run: Toy, models: dict[int, Tree]) -> dict[int, float]:
         {"radius": 2.0, "aggregation": "population", "simplex_dimension": 1},
     ],
 )
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 def test_inv_flp_1_server_is_floco(changes: dict[str, Any], mode: str) -> None:
     algorithm = plus(**changes)
     shared = {name: getattr(algorithm, name) for name in Floco.model_fields if name != "name"}
@@ -222,6 +222,7 @@ def test_looped_equals_vectorized_and_hosts_do_not_matter(changes: dict[str, Any
     assert vectors(spread, "personalized", final=True) == vectors(looped, "personalized", final=True)
 
 
+@pytest.mark.slow
 def test_personal_simplices_beat_the_points_of_the_shared_one() -> None:
     """Eight clients with rules of their own: a line of models has no room for eight."""
     generator = torch.Generator().manual_seed(0)

@@ -221,6 +221,7 @@ def test_what_is_undefined_is_refused() -> None:
             FLUTE(**{option: -1})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_learning() -> None:
     """The rule of the labels is the client's own; what the inputs are projected to is common."""
     train = TRAIN.model_copy(update={"rounds": 30, "clients_per_round": 6, "local_epochs": 3, "batch_size": 10})

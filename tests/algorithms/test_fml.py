@@ -185,6 +185,7 @@ def test_fml_rows_and_running_statistics() -> None:
     assert set(run.states()) == {1}
 
 
+@pytest.mark.slow
 def test_private_models_learn_from_everybody_through_the_meme() -> None:
     """Few noisy samples and one rule: what the meme teaches, a client alone cannot know."""
     train = TrainConfig(rounds=10, clients_per_round="all", local_epochs=3, batch_size=6, lr=0.1, momentum=0.5)

@@ -20,7 +20,7 @@ from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors
-from tests.support.cases import ALGORITHMS, CASES, CASES_OF_KINDS, TRAIN, toy_of
+from tests.support.cases import ALGORITHMS, CASES, CASES_OF_KINDS, TRAIN, of_kinds, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.toy_networks import normalized_layers
 from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
@@ -64,15 +64,14 @@ def model_of(tree: Tree) -> Tree:
     return model
 
 
-AVERAGING = {
-    name: case.algorithm for name, case in ALGORITHMS.items() if case.averages and isinstance(case.algorithm, Averaging)
-}
+AVERAGING = {name: case for name, case in ALGORITHMS.items() if case.averages and isinstance(case.algorithm, Averaging)}
 
 
 @pytest.mark.parametrize("policy", ["samples", "uniform", "population"])
-@pytest.mark.parametrize("algorithm", AVERAGING.values(), ids=AVERAGING.keys())
-def test_inv_f1_weights_sum_to_one(algorithm: Averaging, policy: str, replies: list[tuple[int, Any]]) -> None:
-    algorithm = algorithm.model_copy(update={"aggregation": policy})
+@of_kinds(AVERAGING)
+def test_inv_f1_weights_sum_to_one(case: Case, policy: str, replies: list[tuple[int, Any]]) -> None:
+    assert isinstance(case.algorithm, Averaging)
+    algorithm = case.algorithm.model_copy(update={"aggregation": policy})
     sizes = np.array(SIZES)
     for cohort in ([3], [0, 2], [0, 1, 2, 3, 4]):
         replies.clear()
@@ -180,7 +179,7 @@ def test_inv_f5_evaluation_has_no_side_effects(case: Case) -> None:
         assert np.random.get_state()[1].tolist() == generators[1]
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f6_no_aliasing(case: Case, replies: list[tuple[int, Any]]) -> None:
     disturbed, clean = toy_of(case), toy_of(case)
     for cohort in case.cohorts():
@@ -247,7 +246,7 @@ def test_inv_f7_vectorized_differs_by_rounding_alone(case: Case, caplog: pytest.
     assert "failed together" not in caplog.text
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f8_replies_hold_no_private_keys(case: Case, replies: list[tuple[int, Any]]) -> None:
     toy = toy_of(case)
     network = toy.task.network

@@ -14,12 +14,12 @@ from rayfl.engine.classification import Classification
 from rayfl.examples import Examples
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import copy, leaves, tensors
-from tests.support.cases import CASES, CASES_OF_KINDS, toy_of
+from tests.support.cases import CASES_OF_KINDS, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.toys import RelabelledStreams, assert_close, assert_equal, random_clients
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f8_shared_keys_are_never_read_from_client_state(case: Case) -> None:
     poisoned, clean = toy_of(case), toy_of(case)
     names = set(clean.task.network.parameter_names)

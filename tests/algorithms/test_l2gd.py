@@ -100,6 +100,7 @@ def test_inv_l2_2_g17_the_optimum_is_a_fixed_point_in_expectation() -> None:
         assert abs((1 - p) * step + p * pull) < 1e-12
 
 
+@pytest.mark.slow
 def test_g17_models_gather_around_the_optimum() -> None:
     train = TrainConfig(rounds=700, clients_per_round="all", batch_size=None, lr=0.2)
     toy = Toy(L2GD(penalty_weight=0.5), quadratic_clients([0.0, 4.0], [1, 3]), Quadratic(), train)

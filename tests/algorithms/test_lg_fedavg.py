@@ -134,6 +134,7 @@ def test_variance_of_updates_is_that_of_the_heads() -> None:
     assert np.isclose(found, 0.5 * float(((heads[0] - heads[1]) ** 2).sum()), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_learns_where_clients_see_their_inputs_in_an_order_of_their_own() -> None:
     """No common body can serve permuted inputs; of the model only the head travels."""
     train = TRAIN.model_copy(update={"rounds": 25, "clients_per_round": 6, "local_epochs": 3, "batch_size": 10})

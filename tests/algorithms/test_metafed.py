@@ -206,6 +206,7 @@ def test_clients_without_validation_samples_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("own", "samples", "threshold"), [("classes", 8, 1.0), ("head", 25, 0.3)])
+@pytest.mark.slow
 def test_learning(own: str, samples: int, threshold: float) -> None:
     """A model that goes round learns a common rule; clients that are ready early keep a rule of their own."""
     train = TRAIN.model_copy(

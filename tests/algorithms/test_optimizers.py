@@ -59,7 +59,9 @@ def check(method: Algorithm, **train: Any) -> None:
 @pytest.mark.parametrize(
     ("case", "options"),
     [
-        pytest.param(case, options, id=f"{name}-{what}", marks=() if name in KINDS else pytest.mark.slow)
+        pytest.param(
+            case, options, id=f"{name}-{what}", marks=() if name in KINDS and what == "kept" else pytest.mark.slow
+        )
         for name, case in TAKING.items()
         for what, options in (("adam", ADAM), ("kept", {**ADAM, "optimizer": "adamw", "persist_optimizer": True}))
     ],

@@ -171,6 +171,7 @@ def test_inv_bayes_4_with_little_spread_q_follows_sgd_on_the_loss_and_the_pull_o
     assert_close(toy.states()[0]["posterior"]["mu"], moved, 1e-12)
 
 
+@pytest.mark.slow
 def test_inv_bayes_5_uncertainty_grows_where_data_say_nothing() -> None:
     """Without a slope of the loss, the divergence leads sigma of q to that of w."""
     train = TrainConfig(rounds=1, clients_per_round=1, local_epochs=300, batch_size=None, lr=0.1)

@@ -219,6 +219,7 @@ def test_vectorized_agrees_with_looped_and_others_keep_their_models() -> None:
             assert_equal(looped.states()[client], before[client])
 
 
+@pytest.mark.slow
 def test_personal_models_beat_the_global_and_the_local_ones() -> None:
     clients = related_clients(own=0.8)
     found = accuracies(PFedMe(proximal_weight=0.3, personal_lr=0.1), clients, lr=0.6, rounds=15)

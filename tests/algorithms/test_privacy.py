@@ -21,7 +21,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree, leaves, subtract
-from tests.support.cases import ALGORITHMS, TRAIN, toy_of
+from tests.support.cases import ALGORITHMS, TRAIN, of_kinds, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients
@@ -58,7 +58,7 @@ def test_methods_say_why_not() -> None:
     assert not {"fedavg", "superfed", "ditto", "fedper", "fedphp", "fedadam"} & with_a_reason
 
 
-@pytest.mark.parametrize("case", PRIVATE.values(), ids=PRIVATE.keys())
+@of_kinds(PRIVATE)
 def test_limits_that_bind_nobody_change_nothing(case: Case) -> None:
     chosen = replace(case, algorithm=uniform(case))
     free, limited = toy_of(chosen), toy_of(chosen, privacy=WIDE)

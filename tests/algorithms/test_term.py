@@ -202,6 +202,7 @@ def test_samples_are_tilted_where_there_are_classes_alone() -> None:
             TERM(estimate_share=share)
 
 
+@pytest.mark.slow
 def test_the_worst_client_is_better_off() -> None:
     train = TrainConfig(rounds=60, clients_per_round="all", local_epochs=2, batch_size=8, lr=0.1)
     found = {}

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from algorithms.fedex_lora import FedExLoRA
 from algorithms.flexlora import FlexLoRA
 from algorithms.flora import FLoRA
 from algorithms.hetlora import HetLoRA
+from algorithms.lora_fair import LoRAFair
+from algorithms.rolora import RoLoRA
 from rayfl.errors import ConfigError
 from tests.support.adapted import adapted_toy
 from tests.support.toy_networks import two_layers
@@ -21,9 +24,9 @@ PRUNING = {"kept_share": 0.5, "pruning_weight": 1.0}
 @pytest.mark.parametrize(
     ("method", "rows"),
     [
-        (FLoRA(), {"global"}),
+        pytest.param(FLoRA(), {"global"}, marks=pytest.mark.slow),
         (FLoRA(ranks=RANKS), {"global"}),
-        (FlexLoRA(ranks=RANKS), {"global", "truncated"}),
+        pytest.param(FlexLoRA(ranks=RANKS), {"global", "truncated"}, marks=pytest.mark.slow),
         (HetLoRA(ranks=RANKS, **PRUNING), {"global", "truncated"}),
         (HetLoRA(ranks=RANKS, rank_choice="drawn", **PRUNING), {"global", "truncated"}),
     ],
@@ -40,7 +43,9 @@ def test_stacked_is_looped_and_hosts_make_no_difference(method: Any, rows: set[s
         assert all(abs(own[row].loss - scores[client][row].loss) < 1e-5 for row in rows)
 
 
-@pytest.mark.parametrize("method", [FlexLoRA(), FLoRA()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", [FlexLoRA(), FLoRA(), FedExLoRA(), RoLoRA(), LoRAFair()], ids=lambda method: method.name
+)
 def test_what_cannot_work_is_refused(method: Any) -> None:
     toy = adapted_toy(method, model={"adapter": {"r": 3, "alpha": 6, "trains": ["b"]}})
     with pytest.raises(ConfigError, match=rf"{method.name} needs model\.adapter\.trains=\[a,b\]"):

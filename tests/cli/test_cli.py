@@ -192,6 +192,7 @@ def test_ctrl_c_while_modules_are_imported_ends_the_process_at_once(monkeypatch:
     assert handlers == [signal.SIG_DFL, signal.default_int_handler, signal.SIG_IGN, signal.SIG_IGN]
 
 
+@pytest.mark.slow
 def test_further_interrupts_do_not_change_how_a_command_ends() -> None:
     script = (
         "import atexit, os, signal, sys; atexit.register(os.kill, os.getpid(), signal.SIGINT); "

@@ -135,7 +135,9 @@ def test_overrides_work_as_for_files() -> None:
         load_config(Experiment, "superfed-table1-mnist-k5000", [])
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if at % 4 == 0 else pytest.mark.slow) for at, name in enumerate(PRESETS)]
+)
 def test_every_method_of_a_preset_is_valid_and_runs_with_its_clients(name: str) -> None:
     clients = clients_of(name)
     small = Classification(TwoNN(hidden=(4, 3)).network(InputSpec("image", (1, 2, 2), 3)))

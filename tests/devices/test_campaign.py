@@ -87,6 +87,7 @@ def test_a_check_that_hangs_or_dies_costs_nothing_but_itself(tmp_path: Path) -> 
     assert "| dies | dies | **failed** |" in page
 
 
+@pytest.mark.slow
 def test_checks_that_run_together_each_have_their_answer(tmp_path: Path) -> None:
     answers, page = ran(tmp_path, 60, ("good", "dies", "mute", "last"), together=4)
     assert {name: answer["status"] for name, answer in answers.items()} == {
@@ -102,6 +103,7 @@ def test_a_part_ends_in_time(tmp_path: Path) -> None:
     assert {answer["reason"] for answer in answers.values()} == {"no time was left"}
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_ended_does_not_hold_up_the_next_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +141,7 @@ def test_a_number_that_is_nan_is_no_agreement(
     assert difference(left, right) == pytest.approx(apart, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_checks_are_listed_and_their_limits_leave_each_part_below_nine_minutes() -> None:
     listed = subprocess.run([*SCRIPT, "--list"], check=True, capture_output=True, text=True).stdout
     limits: dict[str, float] = {}

@@ -52,7 +52,7 @@ METHODS = {"fedavg": (FedAvg(), MOMENTUM), "scaffold": (Scaffold(control_update=
 
 
 @PRETENDED
-@MODES
+@pytest.mark.parametrize("mode", ["vectorized", pytest.param("looped", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "scaffold"])
 def test_memory_that_is_short_for_once_changes_nothing_whenever_that_is(method: str, mode: str) -> None:
     algorithm, options = METHODS[method]

@@ -124,6 +124,7 @@ def test_what_the_next_stack_needs_is_brought_before_the_results_of_this_one_are
     ]
 
 
+@pytest.mark.slow
 def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies home begin with the results of a stack, and are waited for once the next one has been launched."""
     events: list[str] = []
@@ -172,6 +173,7 @@ def test_states_come_home_while_the_next_stack_is_at_work(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kept", [pytest.param(0, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
 def test_states_are_stored_in_pieces_which_free_the_memory_that_the_next_one_takes(
     kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,7 +186,7 @@ def launches(method: Any, clients: int) -> int:
     return sum(counted.launches.values())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "superfed", "ditto"])
+@pytest.mark.parametrize("method", ["fedavg", "superfed", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_launches_around_the_steps_hardly_grow_with_the_clients(method: str) -> None:
     few, many = (launches(METHODS[method], clients) for clients in (32, 64))
     assert (many - few) / 32 <= 1.5

@@ -98,6 +98,7 @@ def assert_agree(updates: Sequence[TrainRequest], task: Task, compiler: Compiler
         for method in ("fedavg", "superfed", "two losses")
     ],
 )
+@pytest.mark.slow
 def test_what_inductor_compiles_agrees(name: str, method: str, caplog: pytest.LogCaptureFixture) -> None:
     updates, task = problem(name, method)
     compiler = Compiler(CPU)

@@ -93,7 +93,7 @@ def test_every_model_agrees(name: str, method: str) -> None:
 
 @pytest.mark.parametrize(
     ("factory", "method"),
-    [(Normalized, "superfed"), (Dropping, "two losses"), (Recurrent, "fedavg")],
+    [(Normalized, "superfed"), (Dropping, "two losses"), pytest.param(Recurrent, "fedavg", marks=pytest.mark.slow)],
 )
 def test_layers_agree_on_a_device(factory: Any, method: str) -> None:
     network = Network(factory)

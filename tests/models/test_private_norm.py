@@ -26,6 +26,7 @@ from rayfl.params import Tree, copy, leaves, num_bytes
 from rayfl.randomness import RandomStreams
 from tests.support.cases import ALGORITHMS, TRAIN, toy_of
 from tests.support.cases.base import Case
+from tests.support.experiments import KINDS
 from tests.support.toy_networks import DoubleNetwork, normalized_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 
@@ -42,12 +43,10 @@ POSSIBLE = {
     for policy in ("statistics", "all")
     if name not in IMPOSSIBLE and policy not in case.algorithm.no_private_norm
 }
-QUICK = ("fedavg", "superfed-mm", "ditto", "fedper")
-"""Methods whose every policy is in the quick suite; of the others the policy that keeps most."""
 CASES = pytest.mark.parametrize(
     ("case", "policy"),
     [
-        pytest.param(*found, id=name, marks=() if "all" in name or name.startswith(QUICK) else pytest.mark.slow)
+        pytest.param(*found, id=name, marks=() if name.removesuffix("-all") in {*KINDS, "fedper"} else pytest.mark.slow)
         for name, found in POSSIBLE.items()
     ],
 )

@@ -45,7 +45,7 @@ def made(name: str, classes: int) -> nn.Module:
         (TorchvisionModel, "mobilenet_v3_small"),
     ],
 )
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("suffix", [pytest.param(".pt", marks=pytest.mark.slow), ".safetensors"])
 def test_with_the_weights_of_a_file_it_computes_what_torchvision_computes(
     config: Any, name: str, suffix: str, tmp_path: Path
 ) -> None:

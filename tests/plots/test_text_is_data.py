@@ -70,7 +70,9 @@ def command(folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["curves", "clients", "variance"])
-@pytest.mark.parametrize("ending", [pytest.param("png", marks=pytest.mark.slow), "svg", "pdf"])
+@pytest.mark.parametrize(
+    "ending", [pytest.param("png", marks=pytest.mark.slow), "svg", pytest.param("pdf", marks=pytest.mark.slow)]
+)
 def test_plots(folder: Path, tmp_path: Path, kind: str, ending: str) -> None:
     options = ["--x", "rounds"] if kind == "curves" else []
     out = tmp_path / f"p.{ending}"

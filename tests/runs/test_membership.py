@@ -55,6 +55,7 @@ def asked(run: Path, *options: Any) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_models_that_remember_wrong_labels_give_them_away(run: Path) -> None:
     found = asked(run)
     scores = found["scores"]

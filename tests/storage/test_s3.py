@@ -102,6 +102,7 @@ def test_a_file_is_created_once(uri: str) -> None:
     assert storage.read("a") == b"mine"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_named(uri: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -162,6 +163,7 @@ def test_a_run_is_interrupted_damaged_and_continued_to_the_same_bits(uri: str, t
 
 
 @pytest.mark.parametrize("first", [pytest.param("disk", marks=pytest.mark.slow), "store"])
+@pytest.mark.slow
 def test_the_two_copies_may_be_on_a_disk_and_on_an_object_store(first: str, uri: str, tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "calm", "scaffold", backend="inline"))
     places = [str(tmp_path), uri] if first == "disk" else [uri, str(tmp_path)]

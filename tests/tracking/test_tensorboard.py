@@ -48,7 +48,12 @@ def test_an_unfinished_run_has_neither(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("splits", "validation"), [(["validation", "test"], 0.1), (["test"], 0.1), (["validation", "test"], 0)]
+    ("splits", "validation"),
+    [
+        (["validation", "test"], 0.1),
+        pytest.param(["test"], 0.1, marks=pytest.mark.slow),
+        pytest.param(["validation", "test"], 0, marks=pytest.mark.slow),
+    ],
 )
 def test_by_default_there_are_few_curves(splits: list[str], validation: float, tmp_path: Path) -> None:
     """Forty at most, however many rows a run has; among them the personalized model, chosen as it was."""

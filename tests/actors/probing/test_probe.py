@@ -31,7 +31,7 @@ from rayfl.engine.requests import Request, TrainRequest
 from rayfl.errors import DeviceLostError, ResourceError
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
-from tests.support.experiments import METHODS, assert_same, outcome, small_experiment
+from tests.support.experiments import assert_same, each_method, outcome, small_experiment
 
 GIB = 1 << 30
 
@@ -69,7 +69,7 @@ PLAIN = {"dispfl", "fedmd", "pacfl", "pefll", "pfedhn", "qfedavg", "term"}
 
 
 @pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", each_method())
 def test_every_method_is_measured_by_its_own_steps(method: str, mode: str, tmp_path: Path) -> None:
     config = experiment(tmp_path, method, mode)
     parts = Parts(config)

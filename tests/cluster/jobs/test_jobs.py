@@ -119,6 +119,7 @@ def testrequired_packages_are_installed_by_uv(tmp_path: Path) -> None:
         required_packages([str(tmp_path / "missing.txt")])
 
 
+@pytest.mark.slow
 def test_models_and_data_of_the_users_own_are_looked_for_too(tmp_path: Path) -> None:
     for field, value in (
         ("dataset.function", {"dataset": "tests.support.own_data:whole", "partition": {"name": "natural"}}),
@@ -245,6 +246,7 @@ def test_a_ray_without_jobs_or_too_old_for_them(module: str, monkeypatch: pytest
     assert "pip install 'rayfl[cluster]'" in str(result.exception)
 
 
+@pytest.mark.slow
 def test_the_wheel_is_this_rayfl_without_its_dependencies(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     wheel, again = build_wheel(tmp_path), build_wheel(tmp_path / "again")

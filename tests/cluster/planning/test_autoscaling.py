@@ -63,6 +63,7 @@ def test_nothing_is_asked_for_without_waiting() -> None:
     assert asked
 
 
+@pytest.mark.slow
 def test_what_is_missing_waits_where_an_autoscaler_sees_it() -> None:
     """Ray counts placement groups that wait for their place as demand."""
     config = ClusterConfig.model_validate({"num_actors": 3})

@@ -78,6 +78,7 @@ def test_a_node_that_reads_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_a_node_that_leaves_meanwhile_needs_no_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [node] = [node for node in ray.nodes() if node["Alive"]]
     leaving = node | {"NodeID": "5" * len(node["NodeID"])}

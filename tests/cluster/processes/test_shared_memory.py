@@ -134,6 +134,7 @@ def tree(fill: float) -> Mapping[str, np.ndarray]:
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_memory_that_an_actor_still_reads_is_never_written_again() -> None:
     sender = Sender(64 << 20)
     hosts = [RayHost(number, ray.remote(Keeper).options(num_cpus=1).remote()) for number in range(2)]

@@ -62,6 +62,7 @@ def test_a_host_that_says_nothing_after_it_was_asked_again_is_ended(host: RayHos
         next(arriving)
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_taken_is_not_kept(host: RayHost) -> None:
     """Pieces of a sum would stay in memory otherwise while they are added."""
     handles = {host.submit("answer", 0.0): 0}

@@ -15,8 +15,8 @@ from rayfl.experiment.parts import Parts
 from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 ADAM = {"optimizer": "adam", "momentum": 0.0, "lr": 0.01}
-QUICK = (("superfed-mm", "looped"), ("superfed-mm", "vectorized"), ("fml", "looped"), ("fedavg", "vectorized"))
-"""Those of the quick suite: a method with states, one with two streams, and one whose server's model is all."""
+QUICK = (("superfed-mm", "looped"), ("fedavg", "vectorized"))
+"""Those of the quick suite: a method with states, and one whose server's model is all."""
 COSINE = {"name": "cosine", "warmup": 2, "minimum": 0.001}
 
 
@@ -52,6 +52,7 @@ def test_an_interrupted_run_with_adam_continues_to_the_same_bits(method: str, mo
         assert all(count > 0 for count in tree["count"].values())
 
 
+@pytest.mark.slow
 def test_adam_schedules_and_what_is_kept_change_results(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [
         {},

@@ -123,6 +123,7 @@ def test_lists_and_reports_have_the_rate(attacked: Result, robust: Result, tmp_p
     assert said == "malicious clients [1, 4], a backdoor to class 3, in 0.5 of their samples, their messages scaled"
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_a_sweeping_method_has_the_same_bits(tmp_path: Path) -> None:
     changes = {
         "algorithm": {"name": "superfed", "mode": "mm", "start": 0.5},

@@ -57,7 +57,8 @@ def test_every_file_is_there_twice_and_shares_no_bits(folder: Path) -> None:
     assert verify(Storage(str(folder))).problems == []
 
 
-@pytest.mark.parametrize("place", ["", pytest.param("copy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["", "copy"])
 def test_any_file_may_be_damaged_in_either_folder(place: str, folder: Path, calm: Path, tmp_path: Path) -> None:
     whole = Path(shutil.copytree(folder, tmp_path / "whole"))
     for number, name in enumerate(sorted(all_files(whole))):

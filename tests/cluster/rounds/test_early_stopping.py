@@ -132,7 +132,10 @@ def test_a_run_that_has_ended_stays_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("method", "rule"),
-    [({"name": "ditto"}, {"patience": 2, "min_rounds": 5}), ({"name": "superfed"}, {"target": 0.01, "min_rounds": 8})],
+    [
+        ({"name": "ditto"}, {"patience": 2, "min_rounds": 5}),
+        pytest.param({"name": "superfed"}, {"target": 0.01, "min_rounds": 8}, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_ends_where_an_undisturbed_one_does(
     tmp_path: Path, method: dict[str, Any], rule: dict[str, Any]

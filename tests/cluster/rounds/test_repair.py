@@ -134,6 +134,7 @@ def test_a_run_at_work_is_not_repaired(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_one_damaged_file_never_loses_a_run(stopped: Path, calm: Path, tmp_path: Path) -> None:
     """Every file of the commits, and every one that a commit is made from: what it costs to lose it."""
     needed = {path for path in stopped.rglob("*") if path.parent.name == "commits"}

@@ -14,10 +14,10 @@ from rayfl import Callback
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.support.experiments import Interrupt, assert_same, each_method, outcome, small_experiment
+from tests.support.experiments import FEW, Interrupt, assert_same, each_method, outcome, small_experiment
 
 
-@pytest.mark.parametrize("method", each_method())
+@pytest.mark.parametrize("method", each_method(quick={*FEW, "fedphp"}))
 def test_an_interrupted_run_continues_to_the_same_bits(method: str, tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "whole", method, backend="inline"))
     pieces = small_experiment(tmp_path, "pieces", method, backend="inline")

@@ -99,6 +99,7 @@ def test_no_cluster_at_an_address_is_an_error_that_names_it(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_a_connection_that_exists_is_used_and_left_alone(tmp_path: Path) -> None:
     with ray_session(None):
         assert ray.is_initialized()

@@ -175,6 +175,7 @@ def test_a_fork_holds_out_the_same_clients(run: Result) -> None:
     assert "evaluation.unseen_clients: a fork goes on with the clients" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_commands_know_the_cohort(run: Result, tmp_path: Path) -> None:
     def said(*arguments: str, status: int = 0) -> str:
         done = CliRunner().invoke(app, list(arguments))

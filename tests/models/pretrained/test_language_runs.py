@@ -82,10 +82,13 @@ SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "HetLoRA": ({"name": "hetlora"}, {}, A + B),
     "FLoRA": ({"name": "flora"}, {}, (D, A + B)),
     "FlexLoRA": ({"name": "flexlora"}, {}, A + B),
+    "FedEx-LoRA": ({"name": "fedex_lora"}, {}, (D + A + B, A + B)),
+    "RoLoRA": ({"name": "rolora"}, {}, (A + B, A)),
+    "LoRA-FAIR": ({"name": "lora_fair"}, {}, A + B),
 }
 """By method: its configuration, changes of the model or of training, and how many scalars travel; down and up."""
 
-QUICK = ("FedSA-LoRA", "Ditto", "SuperFed of products", "FedDPA", "FLoRA")
+QUICK = ("Ditto", "SuperFed of products", "FLoRA")
 """Of the quick suite, which has all of them over a vision transformer (``test_runs.py``)."""
 
 

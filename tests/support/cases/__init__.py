@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -28,11 +29,17 @@ CASES = pytest.mark.parametrize(
     ],
 )
 """All methods; further settings of the same method are slow."""
-CASES_OF_KINDS = pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=name, marks=() if name in KINDS else pytest.mark.slow) for name, case in ALGORITHMS.items()],
-)
-"""The same, of which those that do not stand for a kind are slow."""
+
+
+def of_kinds(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
+    """These cases, of which those that do not stand for a kind are slow."""
+    found = [
+        pytest.param(case, id=name, marks=() if name in KINDS else pytest.mark.slow) for name, case in cases.items()
+    ]
+    return pytest.mark.parametrize("case", found)
+
+
+CASES_OF_KINDS = of_kinds(ALGORITHMS)
 TRAIN = TrainConfig(
     rounds=len(COHORTS), clients_per_round=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01
 )
