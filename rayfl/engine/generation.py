@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from rayfl.diagnosis.device_errors import Pieces
 from rayfl.engine.predictor import Model, Predictor
 from rayfl.metrics.language import IGNORED
 
 _ROWS = 1 << 14
-"""Positions of a pass."""
+"""Tokens of texts that are answered at the same time, with room for the answers."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ def answers(
 ) -> Iterator[list[int]]:
     """Generates the most probable next tokens, one after the other (greedy decoding), in the order of the prompts.
 
-    A model reads the whole text for each token: it has to be causal, and needs nothing else of its network.
+    A model has to be causal. One that reads texts piece by piece (``Network.reading``) reads each token once; others,
+    and those whose predictions a method combines by itself, read the whole text for each token.
 
     Args:
         predictor: whose models are on ``device``.
@@ -70,8 +73,15 @@ def answers(
         device: where the models compute.
     """
     models, together = predictor.built(), max(_ROWS // length, 1)
+    pieces = Pieces("answers")
     for first in range(0, len(prompts), together):
-        yield from _together(predictor, models, task, prompts[first : first + together], most, length, end, device)
+        asked, found = prompts[first : first + together], list[list[int]]()
+
+        def work(here: slice, asked: Sequence[Prompt] = asked, found: list[list[int]] = found) -> None:
+            found.extend(_together(predictor, models, task, asked[here], most, length, end, device))
+
+        pieces.over(len(asked), work)
+        yield from found
 
 
 def _together(
@@ -85,52 +95,115 @@ def _together(
     device: torch.device,
 ) -> list[list[int]]:
     """Answers prompts in the same passes."""
-    begins = [len(one.tokens) for one in prompts]
-    x = torch.zeros(len(prompts), min(max(begins) + most, length), dtype=torch.int64)
-    for place, one in enumerate(prompts):
-        x[place, : begins[place]] = torch.tensor(one.tokens)
+    own = predictor.task or task
+    if predictor.combine is None and own.network.reading is not None:
+        texts: _Texts = _Read(own, models, prompts, device)
+    else:
+        texts = _ReadWhole(predictor, models, own, prompts, device)
     found: list[list[int]] = [[] for _ in prompts]
     active = list(range(len(prompts)))
     while active:
-        last = [begins[place] + len(found[place]) - 1 for place in active]
-        given = x[active, : max(last) + 1].to(device)
-        starts = torch.tensor([begins[place] - 1 for place in active], device=device)
-        for place, token in zip(active, _next(predictor, models, task, given, last, starts), strict=True):
+        tokens = texts.next()
+        for place, token in zip(active, tokens, strict=True):
             found[place].append(token)
-            if (at := begins[place] + len(found[place]) - 1) < x.shape[1]:
-                x[place, at] = token
-        active = [place for place in active if not _over(found[place], begins[place], most, length, end)]
+        going = [at for at, place in enumerate(active) if not _over(found[place], prompts[place], most, length, end)]
+        active = [active[at] for at in going]
+        if active:
+            texts.go_on([tokens[at] for at in going], going)
     return found
 
 
-def _over(answer: Sequence[int], begin: int, most: int, length: int, end: int | None) -> bool:
-    return answer[-1] == end or len(answer) >= most or begin + len(answer) > length
+def _over(answer: Sequence[int], prompt: Prompt, most: int, length: int, end: int | None) -> bool:
+    return answer[-1] == end or len(answer) >= most or len(prompt.tokens) + len(answer) > length
 
 
-@torch.no_grad()
-def _next(
-    predictor: Predictor, models: Sequence[Model], task: Any, x: Tensor, last: Sequence[int], starts: Tensor
-) -> list[int]:
-    """Returns the most probable token after the last one of each text.
+class _Texts(Protocol):
+    """Texts that grow by the most probable tokens."""
+
+    def next(self) -> list[int]:
+        """Returns the most probable token after each text."""
+
+    def go_on(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        """Adds a token to each of some texts, and forgets the others.
+
+        Args:
+            tokens: one for each text that stays.
+            kept: the places of these texts among those so far, in order.
+        """
+
+
+class _Read:
+    """Texts of which each model reads every token once.
 
     Args:
-        predictor: see :func:`answers`.
-        models: its models.
-        task: see :func:`answers`.
-        x: texts, shape (b, T).
-        last: positions of their last tokens.
-        starts: positions before the first token of each answer, shape (b,).
+        task: has the network.
+        models: of a predictor without ``combine``.
+        prompts: the beginnings of the texts.
+        device: where the models compute.
     """
-    own, rows = predictor.task or task, torch.arange(len(x), device=x.device)
-    at = torch.tensor(last, device=x.device)
-    if predictor.combine is None and own.network.output_rows is not None:
-        # Outputs of one position a text: those of all of them may not fit into memory.
-        members = [
-            own.predicted(own.network.classify(model, own.network.features(model, x)[rows, at])) for model in models
-        ]
-        predicted = members[0] if len(members) == 1 else own.mixed(members)
-    else:
-        asked = torch.arange(x.shape[1], device=x.device) >= starts[:, None]
-        predicted = predictor.predictions(models, x, task, asked)[rows, at]
-    found: list[int] = predicted.argmax(-1).tolist()
-    return found
+
+    def __init__(self, task: Any, models: Sequence[Model], prompts: Sequence[Prompt], device: torch.device) -> None:
+        self._task, self._models = task, models
+        self._reading = [task.network.reading(model) for model in models]
+        lengths = torch.tensor([len(one.tokens) for one in prompts])
+        longest = int(lengths.max())
+        further = torch.zeros(len(prompts), longest, dtype=torch.int64)
+        for place, one in enumerate(prompts):
+            further[place, longest - len(one.tokens) :] = torch.tensor(one.tokens)
+        known = torch.arange(longest) >= longest - lengths[:, None]
+        self._further, self._known, self._device = further.to(device), known.to(device), device
+
+    @torch.no_grad()
+    def next(self) -> list[int]:
+        """See :class:`_Texts`."""
+        read = [reading.read(self._further, self._known) for reading in self._reading]
+        outputs = map(self._task.network.classify, self._models, read)
+        members = [self._task.predicted(one) for one in outputs]
+        found: list[int] = (members[0] if len(members) == 1 else self._task.mixed(members)).argmax(-1).tolist()
+        return found
+
+    def go_on(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        """See :class:`_Texts`."""
+        if len(kept) < len(self._further):
+            places = torch.tensor(kept, device=self._device)
+            for reading in self._reading:
+                reading.keep(places)
+        self._further = torch.tensor(tokens, device=self._device)[:, None]
+        self._known = torch.ones_like(self._further, dtype=torch.bool)
+
+
+class _ReadWhole:
+    """Texts that are read from their beginnings for each token; they are filled up on the right.
+
+    Args:
+        predictor: makes predictions of models.
+        models: its models.
+        task: the predictor's, or what stands in for it.
+        prompts: the beginnings of the texts.
+        device: where the models compute.
+    """
+
+    def __init__(
+        self, predictor: Predictor, models: Sequence[Model], task: Any, prompts: Sequence[Prompt], device: torch.device
+    ) -> None:
+        self._predictor, self._models, self._task, self._device = predictor, models, task, device
+        self._texts = [list(one.tokens) for one in prompts]
+        self._starts = [len(one.tokens) - 1 for one in prompts]
+
+    @torch.no_grad()
+    def next(self) -> list[int]:
+        """See :class:`_Texts`."""
+        x = pad_sequence([torch.tensor(text) for text in self._texts], batch_first=True).to(self._device)
+        rows = torch.arange(len(x), device=self._device)
+        at = torch.tensor([len(text) - 1 for text in self._texts], device=self._device)
+        asked = (
+            torch.arange(x.shape[1], device=self._device) >= torch.tensor(self._starts, device=self._device)[:, None]
+        )
+        predicted = self._predictor.predictions(self._models, x, self._task, asked)[rows, at]
+        found: list[int] = predicted.argmax(-1).tolist()
+        return found
+
+    def go_on(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        """See :class:`_Texts`."""
+        self._texts = [[*self._texts[place], token] for place, token in zip(kept, tokens, strict=True)]
+        self._starts = [self._starts[place] for place in kept]

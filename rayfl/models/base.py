@@ -58,6 +58,8 @@ class Network(BoundModel):
             one batch; else 0.
         output_rows: of how many positions the outputs should be in memory at a time, where outputs of a batch are
             large, and :meth:`classify` takes features of any positions, shape (rows, f); None: of any number.
+        reading: makes of a tree what reads texts piece by piece
+            (:class:`rayfl.models.pretrained.reading.Reading`); None for a network that reads them whole.
         groups: further kinds of parameters, by name of the kind.
         sites: inputs of the layers that have adapters, by the layer's name; empty for a network without any.
         padding: see :class:`ClassificationModel`.
@@ -71,6 +73,7 @@ class Network(BoundModel):
 
     rows_per_sample: int = 0
     output_rows: int | None = None
+    reading: Callable[[Mapping[str, Tensor]], object] | None = None
     groups: Mapping[str, tuple[str, ...]] = {}
     sites: Mapping[str, int] = {}
     why_differentiable_once: str = ""

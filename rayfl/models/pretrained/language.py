@@ -14,6 +14,7 @@ from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.families import OUTPUT_LAYER
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.output_layer import rows_at_a_time, token_losses
+from rayfl.models.pretrained.reading import Reading
 from rayfl.models.pretrained.sites import replace
 
 
@@ -44,6 +45,22 @@ class AdaptedLanguageModel(AdaptedModel):
         found: Tensor = trunk(input_ids=known).last_hidden_state
         return found
 
+    def further_features(self, x: Tensor, known: Tensor, cache: Any) -> Tensor:
+        """Returns what the output layer reads at the last of some further tokens, shape (b, f).
+
+        Args:
+            x: the tokens, shape (b, t).
+            known: 1 for the tokens of the texts so far and 0 for what fills them up on the left, with those of ``x`` at
+                its end, int64 of shape (b, T).
+            cache: keys and values of the tokens before ``x``, as transformers keeps them; gets those of ``x``.
+        """
+        trunk: Any = self.model.base_model
+        places = (known.cumsum(1) - 1).clamp(min=0)[:, -x.shape[1] :]
+        found: Tensor = trunk(
+            input_ids=x, attention_mask=known, position_ids=places, past_key_values=cache, use_cache=True
+        ).last_hidden_state[:, -1]
+        return found
+
     @property
     def output_weight(self) -> Tensor:
         """The matrix of the output layer, shape (V, f)."""
@@ -61,6 +78,10 @@ class LanguageNetwork(AdaptedNetwork):
     def output_rows(self) -> int:  # type: ignore[override]
         """Of how many positions logits are in memory at a time."""
         return rows_at_a_time(self.head_shape[0])
+
+    def reading(self, tree: Mapping[str, Tensor]) -> Reading:
+        """Returns what reads texts piece by piece with the adapters of a tree."""
+        return Reading(lambda entry, x: self._call(entry, tree, x, False))
 
     def token_losses(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from rayfl.engine.generation import Prompt, answers, prompts_of
 from rayfl.engine.tasks import Predictor
 from rayfl.examples import Examples
 from rayfl.metrics.language import IGNORED
-from tests.support.bases import CAUSAL, NEXT, language_network, merged, texts, trained, transformers
+from tests.support.bases import CAUSAL, NEXT, language_network, merged, texts, trained, transformers, write_base
 
 CPU = torch.device("cpu")
 
@@ -51,6 +53,45 @@ def test_answers_are_those_of_transformers(family: str, monkeypatch: pytest.Monk
             ids, attention_mask=torch.ones_like(ids), generation_config=settings, max_new_tokens=room
         )
         assert found == expected[0, len(prompt.tokens) :].tolist()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_tokens_that_are_read_once_say_what_whole_texts_say(window: int | None, tmp_path: Path) -> None:
+    """With a window, tokens see the last few before them alone, however a text is filled up."""
+    folder = write_base("mistral", tmp_path, causal=True)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "sliding_window": window}))
+    net = language_network("mistral", folder=str(folder))
+    task, trees = LanguageModel(net, (), NEXT), [trained(net, seed, 0.5) for seed in (1, 2)]
+    prompts, one, two = given(9, 3), Predictor.of(trees[0]), Predictor.of(*trees)
+    once = [answered(one, task, prompts), answered(two, task, prompts)]
+    net.reading = None  # type: ignore[method-assign]
+    assert once == [answered(one, task, prompts), answered(two, task, prompts)]
+
+
+def test_fewer_are_answered_at_a_time_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = language_network("llama")
+    task, tree = LanguageModel(net, (), NEXT), trained(net, 4, 0.5)
+    prompts, sizes = given(9, 3), list[int]()
+    whole = answered(Predictor.of(tree), task, prompts)
+    features = type(net).reading
+
+    def little(network: Any, tree: Any) -> Any:
+        reading = features(network, tree)
+        read = reading.read
+
+        def limited(x: Tensor, known: Tensor | None = None) -> Tensor:
+            sizes.append(len(x))
+            if len(x) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return read(x, known)
+
+        monkeypatch.setattr(reading, "read", limited)
+        return reading
+
+    monkeypatch.setattr(type(net), "reading", little)
+    assert answered(Predictor.of(tree), task, prompts) == whole
+    assert max(sizes) == 9 and sum(size > 3 for size in sizes) == 2
 
 
 def test_an_answer_ends_with_its_token_its_length_or_the_text() -> None:
