@@ -28,7 +28,7 @@ from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.results.schemas import unfit_metrics
 
-_THRESHOLDS = "evenly spaced probabilities at which samples are counted for"
+_THRESHOLDS = "probabilities at which samples are counted for"
 
 
 class ClassificationSection(TaskSection):

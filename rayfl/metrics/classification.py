@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rayfl.metrics.measures import MeasuresBySample, Metric, counted, ratio
-from rayfl.metrics.thresholds import areas_under_roc, at_or_above
+from rayfl.metrics.thresholds import areas_under_roc, at_or_above, levels
 
 NUM_BINS = 15
 """Calibration bins (lower, upper] of equal width on (0, 1] (Guo et al., 2017)."""
@@ -164,8 +165,8 @@ class ClassificationMeasures(MeasuresBySample):
 
     ``f1_macro`` is the mean over the classes that occur, among labels or predictions, of the F1 score. ``auroc`` is the
     mean over the classes with both kinds of samples of the area under the curve of one class against the others, from
-    counts at evenly spaced thresholds of the probability (as torchmetrics has it with ``thresholds``, where no
-    probability is 1).
+    counts at thresholds of the probability (:func:`rayfl.metrics.thresholds.levels` around 1/C; as torchmetrics has it
+    with these ``thresholds``, where no probability is 1).
 
     Args:
         further: names among ``f1_macro`` and ``auroc``.
@@ -203,8 +204,11 @@ class ClassificationMeasures(MeasuresBySample):
             if name == "f1_macro":
                 parts.append(counted(torch.cat([own & said, said, own], -1), mask).sum(-2).double())
             else:
-                parts.append(at_or_above(probabilities, own, self.thresholds, mask).flatten(-3))
+                parts.append(at_or_above(probabilities, own, self._levels(), mask).flatten(-3))
         return torch.cat(parts, -1)
+
+    def _levels(self) -> Tensor:
+        return levels(self.thresholds, -math.log(max(self.classes - 1, 1)))
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
         """See the base class."""

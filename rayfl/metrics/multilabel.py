@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfl.metrics.measures import MeasuresBySample, Metric, counted, ratio
-from rayfl.metrics.thresholds import at_or_above, average_precisions
+from rayfl.metrics.thresholds import at_or_above, average_precisions, levels
 
 _METRICS = (
     Metric("f1_micro", "micro F1", "higher", 100, 2, "%"),
@@ -26,7 +26,8 @@ class MultilabelMeasures(MeasuresBySample):
 
     ``f1_micro`` is the F1 score of all labels together, ``f1_macro`` the mean of the labels' own (0 for one that
     neither occurs nor is predicted). ``map`` is the mean over the labels that occur of the average precision, from
-    counts at evenly spaced thresholds (as torchmetrics has it with ``thresholds``). ``exact_match`` is the share of
+    counts at thresholds (:func:`rayfl.metrics.thresholds.levels` around 1/2; as torchmetrics has it with these
+    ``thresholds``). ``exact_match`` is the share of
     samples all of whose labels are right.
 
     Args:
@@ -60,7 +61,7 @@ class MultilabelMeasures(MeasuresBySample):
         right = (has == says).all(-1).double()
         totals = counted(torch.stack([torch.ones_like(losses), losses, right], -1), mask).sum(-2)
         counts = counted(torch.cat([has & says, says, has], -1), mask).sum(-2).double()
-        reached = at_or_above(scores, has, self.thresholds, mask)
+        reached = at_or_above(scores, has, levels(self.thresholds, 0.0), mask)
         return torch.cat([totals, counts, reached.flatten(-3)], -1)
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:

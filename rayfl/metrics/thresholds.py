@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -10,22 +11,43 @@ from torch import Tensor
 
 from rayfl.metrics.measures import ratio
 
+_REACH, _BEND = 16, 5
+"""How far log-odds are from the middle one at most, and how much closer thresholds are in the middle than there."""
 
-def at_or_above(scores: Tensor, positive: Tensor, thresholds: int, mask: Tensor | None = None) -> Tensor:
-    """Returns how many samples have a score of at least each threshold; the thresholds are evenly spaced in [0, 1].
+
+@cache
+def levels(thresholds: int, middle: float) -> Tensor:
+    """Returns thresholds of a probability from 0 to 1: float64, in order.
+
+    Between these two their log-odds are middle + 16 sinh(5 t) / sinh(5) for evenly spaced t in (-1, 1). Samples
+    between the same two thresholds are ties. Models that have hardly learned anything say about the same of all
+    samples, and sure ones 0.001 of one and 0.00001 of another: evenly spaced probabilities tell neither apart.
+
+    Args:
+        thresholds: T, at least 2.
+        middle: the log-odds that a model begins with.
+    """
+    t = torch.linspace(-1, 1, thresholds, dtype=torch.float64)
+    found = (middle + _REACH * torch.sinh(_BEND * t) / math.sinh(_BEND)).sigmoid()
+    found[0], found[-1] = 0, 1
+    return found
+
+
+def at_or_above(scores: Tensor, positive: Tensor, levels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns how many samples have a score of at least each threshold.
 
     The counts are whole numbers in double precision: their sums are exact, in any order.
 
     Args:
         scores: in [0, 1], shape (..., n, L), a column for each label.
         positive: whether a sample has the label, bool of the same shape.
-        thresholds: T.
+        levels: T thresholds in order, of which 0 is the first.
         mask: which samples count, bool of shape (..., n); None: all do.
 
     Returns:
         float64 of shape (..., 2, L, T): of the samples that have the label, and of all.
     """
-    levels = torch.linspace(0, 1, thresholds, device=scores.device, dtype=scores.dtype)
+    levels, thresholds = levels.to(scores.device, scores.dtype), len(levels)
     *sets, _, labels = scores.shape
     # From 1 to T: a score of 0 reaches the first threshold alone.
     reached = torch.bucketize(scores.contiguous(), levels, right=True)

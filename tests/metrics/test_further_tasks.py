@@ -12,7 +12,14 @@ import torch
 import torchmetrics.classification as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score, mean_absolute_error, mean_squared_error, r2_score, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    mean_absolute_error,
+    mean_squared_error,
+    r2_score,
+    roc_auc_score,
+)
 from torch import Tensor
 from torchmetrics.regression import R2Score
 from torchmetrics.text import Perplexity
@@ -23,6 +30,7 @@ from rayfl.metrics.language import IGNORED, LanguageMeasures
 from rayfl.metrics.multilabel import MultilabelMeasures
 from rayfl.metrics.regression import RegressionMeasures
 from rayfl.metrics.segmentation import SegmentationMeasures
+from rayfl.metrics.thresholds import levels
 from tests.metrics.test_segmentation import masks
 
 torch.set_num_threads(1)
@@ -116,7 +124,9 @@ def test_multilabel_is_that_of_torchmetrics(seed: int, n: int, count: int) -> No
         assert found["exact_match"] == pytest.approx(exact.item(), abs=1e-6)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            by_label = oracle.MultilabelAveragePrecision(count, average="none", thresholds=THRESHOLDS)
+            by_label = oracle.MultilabelAveragePrecision(
+                count, average="none", thresholds=levels(THRESHOLDS, 0).float()
+            )
             areas = by_label(logits.sigmoid(), truth)[y.sum(0) > 0]
         assert found["map"] == pytest.approx(areas.mean().item(), abs=1e-5, nan_ok=True)
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y)
@@ -137,7 +147,8 @@ def test_macro_f1_and_auroc_are_those_of_torchmetrics(seed: int, n: int, count: 
     y[:count] = torch.arange(count)  # torchmetrics counts a class without samples as 0
     found = scored(ClassificationMeasures(("f1_macro", "auroc"), count, THRESHOLDS), log_probabilities, y)
     f1 = oracle.MulticlassF1Score(count, average="macro")(log_probabilities, y)
-    area = oracle.MulticlassAUROC(count, thresholds=THRESHOLDS)(log_probabilities.exp(), y)
+    at = levels(THRESHOLDS, -math.log(count - 1)).float()
+    area = oracle.MulticlassAUROC(count, thresholds=at)(log_probabilities.exp(), y)
     assert found["f1_macro"] == pytest.approx(f1.item(), abs=1e-6)
     assert found["auroc"] == pytest.approx(area.item(), abs=1e-5)
 
@@ -149,11 +160,29 @@ def test_auroc_of_sure_models_is_that_of_scikit_learn(count: int) -> None:
     sure = (200 * predictions).log_softmax(1)
     assert float((sure.exp() == 1).double().mean()) > 0.8 / count
     found = scored(ClassificationMeasures(("auroc",), count, THRESHOLDS), sure, y)
-    reached = ((THRESHOLDS - 1) * sure.exp()).floor()
+    reached = torch.bucketize(sure.exp(), levels(THRESHOLDS, -math.log(count - 1)).float(), right=True)
     area = np.mean([roc_auc_score(y == label, reached[:, label]) for label in range(count)])
     assert found["auroc"] == pytest.approx(area, abs=1e-6)
     same = torch.tensor([[200.0] + [0.0] * (count - 1)]).expand(200, count).log_softmax(1)
     assert scored(ClassificationMeasures(("auroc",), count, THRESHOLDS), same, y)["auroc"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.3, 1.0, 3.0, 8.0])
+@pytest.mark.parametrize("count", [2, 10])
+def test_auroc_and_precision_are_near_to_the_exact_ones(count: int, scale: float) -> None:
+    """Of models that have hardly begun to learn, and of sure ones; evenly spaced probabilities miss some by 0.07."""
+    generator = torch.Generator().manual_seed(count)
+    y = torch.randint(count, (500,), generator=generator)
+    logits = scale * (torch.randn(500, count, generator=generator) + 1.5 * torch.nn.functional.one_hot(y, count))
+    said = logits.log_softmax(1)
+    exact = np.mean([roc_auc_score(y == label, said[:, label]) for label in range(count)])
+    assert scored(ClassificationMeasures(("auroc",), count), said, y)["auroc"] == pytest.approx(exact, abs=0.02)
+    has = torch.nn.functional.one_hot(y, count)
+    logits = scale * (torch.randn(500, count, generator=generator) + 2 * has - 1)
+    exact = np.mean([average_precision_score(has[:, label], logits[:, label]) for label in range(count)])
+    # Ties have the lowest precision among them, which counts most where precisions differ by luck alone.
+    near = 0.06 if scale == 0.05 else 0.02
+    assert scored(MultilabelMeasures(count), logits, has.float())["map"] == pytest.approx(exact, abs=near)
 
 
 @pytest.mark.parametrize("count", [4, 10, 100])
