@@ -16,6 +16,7 @@ from rayfl.report.rows import (
     drawn_clients,
     final_by_key,
     lacking,
+    scored_clients,
 )
 from rayfl.report.significance import PairTest, left_out, over_clients, over_seeds
 from rayfl.results.personalized import FINETUNED_ROW
@@ -110,11 +111,13 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     finished = [group for group in groups if group.finished]
     tested = wanted.metrics[0]
     clients = over_clients(finished, tested.column) if tested.by_client and tested.comparable else []
-    seeds = over_seeds(finished, tested.column) if tested.comparable else []
-    lines = with_best([line for group in groups for line in lines_of(group, wanted)], wanted.metrics)
+    others = _on_other_clients(evaluated)
+    seeds = over_seeds(finished, tested.column) if tested.comparable and not others else []
+    lines = [line for group in groups for line in lines_of(group, wanted)]
+    lines = lines if others else with_best(lines, wanted.metrics)
     if not lines:
         raise RunError(f"there is nothing to compare: {'; '.join(notes)}")
-    notes += _partners(finished, clients or seeds, tested)
+    notes += others + _partners(finished, clients or seeds, tested)
     notes += [*left_out(clients, "clients"), *left_out(seeds, "seeds")]
     notes += undefined(lines, wanted.metrics)
     if any(metric.chosen for metric in wanted.metrics):
@@ -140,6 +143,28 @@ def compare(runs: Sequence[Run], wanted: Wanted = DEFAULT) -> Comparison:
     if any(line.key.selected_on.startswith("validation") for line in lines) and runs[0].measured.split == "validation":
         notes.append("rows that were chosen on validation data are shown on the same data: these numbers flatter them")
     return Comparison(groups, lines, clients, seeds, notes, wanted, chosen)
+
+
+def _on_other_clients(runs: Sequence[Run]) -> list[str]:
+    """Returns a note on finished runs whose means are over other clients than those of others on the same samples.
+
+    Malicious clients are in no score (``attack``), and clients that failed are in none (``clients.on_error``).
+    """
+    scored: dict[tuple[str, int], dict[Run, frozenset[int]]] = {}
+    for run in runs:
+        if run.finished and run.partition_hash and run.measured.cohort != "selected":
+            scored.setdefault((run.partition_hash, run.seed), {})[run] = scored_clients(run)
+    return _gathered(
+        (
+            run,
+            f"its means are over {len(clients)} clients, and those of others on the same samples are not over the same "
+            "ones (attack, clients.on_error): no number is the best, and seeds are not tested; tests over clients are "
+            "of those that two runs share",
+        )
+        for found in scored.values()
+        if len(set(found.values())) > 1
+        for run, clients in found.items()
+    )
 
 
 def check_models(runs: Sequence[Run], models: Sequence[str]) -> None:

@@ -209,6 +209,12 @@ def client_rows(run: Run, key: RowKey) -> pa.Table | None:
     return rows_of_clients(run.clients, model, row["round"], run.measured)
 
 
+def scored_clients(run: Run) -> frozenset[int]:
+    """Returns the clients that the last evaluation (``run.measured``) was of."""
+    rows = run.clients.filter(run.measured.rows)
+    return frozenset(where(rows, round=pc.max(rows["round"]).as_py())["client"].to_pylist())
+
+
 def covered(run: Run, key: RowKey, column: str) -> int | None:
     """Returns how many clients a number of the last evaluation is over: those with samples for which it is defined.
 

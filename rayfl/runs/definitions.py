@@ -50,6 +50,16 @@ def _differing(contents: Sequence[Mapping[str, Any]], metric: str) -> Iterator[s
         values = [value_at(content, path) for content in contents]
         if any(value != values[0] for value in values):
             yield path
+    labels = [_wrong_test_labels(content) for content in contents]
+    if any(one != labels[0] for one in labels):
+        yield "noise"
+
+
+def _wrong_test_labels(content: Mapping[str, Any]) -> Any:
+    """Returns which labels of test parts are wrong (``noise.legacy``); None where they are as the data have them."""
+    noise = value_at(content, "noise")
+    wrong = isinstance(noise, Mapping) and noise.get("legacy") and noise.get("ratio") and noise.get("kind") != "none"
+    return dict(noise) if wrong else None
 
 
 def _told(contents: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> str:

@@ -45,10 +45,11 @@ class RunFolder(Run):
 
     @cached_property
     def timings(self) -> list[dict[str, float]]:
-        """Seconds by phase, a mapping a round, by ascending round; raises RunError when there are none."""
+        """Seconds by phase, a mapping a round, by ascending round; raises RunError, saying why, when there are none."""
         found = self._lines(TIMINGS)
         if not found:
-            raise RunError(f"{self.uri} has no timings.jsonl: the run ended before its first commit")
+            why = "it was deleted" if self.store.manifests() else "the run ended before its first commit"
+            raise RunError(f"{self.uri} has no timings.jsonl, so its seconds are not known: {why}")
         return found
 
     def _missing(self, name: str) -> pa.Table:
@@ -168,7 +169,12 @@ def reopened(
             )
     storage = Storage(path.rstrip("/") or path)
     content = _recorded(storage)
-    config = as_recorded(content, lambda known, values: load_config(schema, known, {**values, **given}))
+    try:
+        config = as_recorded(content, lambda known, values: load_config(schema, known, {**values, **given}))
+    except ConfigError as error:
+        if given:
+            raise
+        raise ConfigError(f"{storage.uri}/{CONFIG}: {error}") from error
     return _moved(config, storage)
 
 

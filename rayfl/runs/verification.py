@@ -222,8 +222,18 @@ def _table(place: str, name: str, data: bytes, partition: str | None) -> list[st
 
 
 def _published(storage: Storage, manifests: list[Manifest], partition: str | None, report: Report) -> None:
-    """The tables beside the commits."""
+    """The tables beside the commits: all that the newest commit has, or, as after ``rayfl fork``, none yet."""
+    expected = manifests[-1].tables if manifests else {}
+    lacking = [name for name in ALL_TABLES if name in expected and not storage.exists(f"{name}.parquet")]
+    if expected and len(lacking) == len(expected):
+        report.notes.append(f"{storage.uri} has no tables beside {FOLDER}/: `rayfl run` with the folder writes them")
+        return
     for name in ALL_TABLES:
+        if name in lacking:
+            report.problems.append(
+                f"{name}.parquet is missing from {storage.uri}: `rayfl run` with the folder writes it again"
+            )
+            continue
         try:
             data = storage.read(f"{name}.parquet")
         except FileNotFoundError:

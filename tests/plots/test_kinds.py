@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pyarrow.csv
 import pytest
 from typer.testing import CliRunner
 
+from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.plots.kinds import KINDS
 from rayfl.plots.output import write_plot
 from rayfl.runs.curves import accuracy_curve
-from rayfl.runs.folder import RunFolder
+from rayfl.runs.folder import RunFolder, open_run
 from rayfl.runs.rows import last_round, model_rows, personalized_rows, where
 from tests.plots.conftest import Runs
 
@@ -69,6 +71,10 @@ def test_curves_over_seconds_need_the_times_of_all_rounds(made: Runs, tmp_path: 
     with pytest.raises(RunError, match="lacks rounds up to round 1"):
         drawn("curves", [run], tmp_path, x="seconds")
     assert drawn("curves", [run], tmp_path, x="rounds").num_rows
+    folder = Path(shutil.copytree(run.uri, tmp_path / "run"))
+    (folder / "timings.jsonl").unlink()
+    with pytest.raises(RunError, match=r"has no timings.jsonl, so its seconds are not known: it was deleted"):
+        drawn("curves", [open_run(str(folder), Experiment)], tmp_path, x="seconds")
 
 
 def test_curves_of_one_model_on_one_axis(made: Runs, tmp_path: Path) -> None:

@@ -112,6 +112,35 @@ def test_runs_of_other_lengths_are_said_to_be(copied: Copied, finished: Path) ->
     assert not any("those of others" in note for note in compare(runs).notes)
 
 
+def test_means_over_other_clients_have_no_best(copied: Copied, finished: Path) -> None:
+    """As those of a run with malicious clients, who are in no score, beside one without."""
+    less, whole = copied("fedavg-0"), loaded(finished)[2]
+    clients = pq.read_table(less / "clients.parquet")
+    pq.write_table(clients.filter(pc.field("client") != 3), less / "clients.parquet")
+    compared = compare([load_run(str(less), METHODS), whole])
+    notes = [note.partition(": ") for note in compared.notes if "no number is the best" in note]
+    assert [(run, said.partition(",")[0]) for run, _, said in notes] == [
+        (str(less), "its means are over 4 clients"),
+        (whole.uri, "its means are over 5 clients"),
+    ]
+    assert not any(cell.best or cell.second for line in compared.lines for cell in line.cells.values())
+    assert [(test.pairs, test.left_out) for test in compared.clients] == [(4, 0)]
+
+
+def test_test_labels_that_are_wrong_in_some_runs_set_numbers_apart(copied: Copied, finished: Path) -> None:
+    runs, noise = loaded(finished), {"kind": "pair", "ratio": 0.4}
+    clean, wrong = (
+        configured(copied("superfed-mm-0", name), noise={**noise, "legacy": legacy})
+        for name, legacy in (("clean", False), ("wrong", True))
+    )
+    assert not any("not defined alike" in note for note in compare([runs[0], clean]).notes)
+    compared = compare([runs[0], wrong])
+    (note,) = [note for note in compared.notes if "not defined alike, as the runs differ in noise" in note]
+    assert note.startswith("top1, ")
+    assert not compared.clients
+    assert not any(cell.best for line in compared.lines for cell in line.cells.values())
+
+
 def test_best_rounds_of_more_evaluations_are_said_to_be(copied: Copied, finished: Path) -> None:
     runs, seldom = loaded(finished), copied("fedavg-1")
     rounds = pq.read_table(seldom / "rounds.parquet")

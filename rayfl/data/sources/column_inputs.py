@@ -123,7 +123,8 @@ def _numbers(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
     dtype = np.uint8 if all(table.column(name).type == pa.uint8() for name in names) else np.float32
     x = np.empty((table.num_rows, len(names)), dtype=dtype)
     for position, name in enumerate(names):
-        x[:, position] = table.column(name).to_numpy()
+        with np.errstate(over="ignore"):  # what is too large is named below
+            x[:, position] = table.column(name).to_numpy()
         _refuse_infinite(path, table, x[:, position : position + 1], name, layout.client)
     return x
 
@@ -149,7 +150,8 @@ def _lists(path: Path, table: pa.Table, layout: Layout) -> np.ndarray:
             f"{path}: column {names[0]!r}, row {row}{whose} has a null among its values: fill it or remove the row"
         )
     dtype = np.uint8 if values.type == pa.uint8() else np.float32
-    x: np.ndarray = values.to_numpy().astype(dtype, copy=False).reshape(table.num_rows, -1)
+    with np.errstate(over="ignore"):  # what is too large is named below
+        x: np.ndarray = values.to_numpy().astype(dtype, copy=False).reshape(table.num_rows, -1)
     _refuse_infinite(path, table, x, names[0], layout.client)
     return x
 

@@ -248,9 +248,17 @@ def _names(clients: Any, count: int, whose: str) -> np.ndarray:
         )
     if names.dtype.kind not in "biu":
         # as given: among texts NumPy turns NaN into one
-        for sample, name in enumerate(np.asarray(clients, dtype=object)):
-            if name is None or (isinstance(name, float | np.floating) and np.isnan(name)):
-                raise DataError(f"{whose}: the client of sample {sample} is {name}: name it, or remove the sample")
+        given = np.asarray(clients, dtype=object)
+        for sample, name in enumerate(given):
+            if name is None or name == "" or (isinstance(name, float | np.floating) and np.isnan(name)):
+                shown = repr(name) if name == "" else name
+                raise DataError(f"{whose}: the client of sample {sample} is {shown}: name it, or remove the sample")
+        if names.dtype.kind == "U" and (other := [name for name in given if not isinstance(name, str)]):
+            # NumPy has made texts of them: 1 and "1" would be one client
+            raise DataError(
+                f"{whose}: clients are named by texts and by others, such as {other[0]!r}: name all by texts, or by "
+                "integers"
+            )
         try:
             np.unique(names)
         except TypeError as error:

@@ -198,6 +198,15 @@ def test_both_copies_of_a_run_are_extended(tmp_path: Path) -> None:
     assert_extended(outcome(folder), whole, 4)
 
 
+def test_a_run_whose_configuration_is_cut_off_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("name: run\nseed: 0\n")
+    with pytest.raises(ConfigError, match=r"run/config.yaml: .*\n(.*\n)*.*algorithm: required"):
+        rayfl.run(str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"^configuration: .*\n(.*\n)*.*train.round: unknown"):
+        rayfl.run(str(tmp_path / "run"), train__round=3)
+
+
 def test_of_a_method_of_ones_own_nobody_knows_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -192,6 +192,8 @@ FLOATS, CLASSES = X.astype(np.float32), np.arange(N) % 4
         ((X, CLASSES, 4, ["a", None] * 20), "the client of sample 1 is None: name it, or remove the sample"),
         ((X, CLASSES, 4, ["a", float("nan")] * 20), "the client of sample 1 is nan"),
         ((X, CLASSES, 4, np.array(["a", 1] * 20, dtype=object)), "clients cannot be sorted .*: name all by texts"),
+        ((X, CLASSES, 4, ["1", 1] * 20), "clients are named by texts and by others, such as 1: name all by texts"),
+        ((X, CLASSES, 4, ["a", ""] * 20), "the client of sample 1 is '': name it, or remove the sample"),
     ],
 )
 def test_samples_and_clients_of_a_function_are_looked_at(made: object, message: str) -> None:
