@@ -88,6 +88,7 @@ class Clients(ABC):
 
     Attributes:
         next_norm: the clipping norm of the next round; None where the round has not moved it.
+        remembered: what the rule of the section ``aggregator`` needs of this round and of earlier ones, by call.
     """
 
     def __init__(self, task: Task, context: RoundContext, samples: np.ndarray) -> None:
@@ -96,6 +97,7 @@ class Clients(ABC):
         self._samples = np.append(samples, samples[: context.num_clients].sum())
         self._releases = 0
         self.next_norm: float | None = None
+        self.remembered: Tree = {}
 
     @abstractmethod
     def call(self, call: Call) -> Replies:
@@ -126,8 +128,7 @@ class Clients(ABC):
 
         Args:
             client: its id.
-            server: the server's tree as it is, which is the answer for a client that began in this round (in
-                synchronous rounds, for every one); for others it is what ``Algorithm.sent`` kept.
+            server: the server's tree as it is, for a client that began in this round; else ``Algorithm.sent`` of then.
         """
         return server
 
@@ -165,7 +166,7 @@ class Clients(ABC):
         call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
         if self._context.one_by_one:
             sent = self.call(replace(call, kind="each")).values
-            return combined(self._context, sent, broadcast, call.procedure)
+            return combined(self._context, sent, broadcast, call.procedure, self._releases, self.remembered)
         total = ExactSum()
         if also is not None:
             total.add(also)

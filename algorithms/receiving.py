@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from rayfl.aggregation import privacy as private
-from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_deviations, scaled
+from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_deviations, scaled, within_the_spread
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.aggregation.memory import key_of
+from rayfl.engine.aggregation_rule import Known
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ClientError, MethodError, RunError
 from rayfl.params import Tree, leaves
@@ -89,7 +91,9 @@ def next_norm(context: RoundContext, within: int, count: int) -> float | None:
         ) from error
 
 
-def combined(context: RoundContext, sent: Mapping[int, Any], broadcast: Tree, procedure: str) -> Tree:
+def combined(
+    context: RoundContext, sent: Mapping[int, Any], broadcast: Tree, procedure: str, call: int, remembered: Tree
+) -> Tree:
     """Returns what the server takes for the mean of messages, some of which malicious clients have replaced.
 
     Args:
@@ -97,6 +101,8 @@ def combined(context: RoundContext, sent: Mapping[int, Any], broadcast: Tree, pr
         sent: ``tree`` and ``weight`` by client.
         broadcast: what all clients received.
         procedure: for errors.
+        call: which call of the round this is.
+        remembered: what the rule needs of earlier rounds, by call; that of this one is put in its place.
 
     Raises:
         ClientError: there are too few messages for the rule, or they have no mean together.
@@ -122,11 +128,17 @@ def combined(context: RoundContext, sent: Mapping[int, Any], broadcast: Tree, pr
     for client in context.attackers & set(attacked):
         if not all(bool(leaf.isfinite().all()) for _, leaf in leaves(attacked[client].tree)):
             raise ClientError(f"{where}: what client {client} sends is not finite any more: lower attack.strength")
+    key, all_sent = key_of(rule.name, call), list(attacked.values())
+    seed = context.streams.integer(f"aggregator.{call}", context.round)
+    known = Known(list(attacked), remembered.pop(key, {}), seed)
     try:
-        return rule.combine(list(attacked.values()), received)
+        found = rule.combine(all_sent, received, known)
     except (OverflowError, ValueError) as error:
         attacked_by = "; or lower attack.strength" if context.attack.on_messages else ""
         raise ClientError(f"{where}: {error}{attacked_by}") from error
+    if memory := rule.memory_after(all_sent, received, known, found):
+        remembered[key] = memory
+    return found
 
 
 def _form(tree: Tree) -> list[tuple[str, Any]]:
@@ -140,22 +152,35 @@ def _attacked(
     malicious = [client for client in messages if client in context.attackers]
     if not context.attack.on_messages or not malicious:
         return messages
-    honest = [message.tree for client, message in messages.items() if client not in context.attackers]
-
-    def instead(client: int) -> Tree:
-        kind, strength = context.attack.message, context.attack.strength
-        own = messages[client].tree
-        if kind == "sign_flip":
-            return scaled(own, received, -(1 if strength is None else strength))
-        if kind == "gaussian":
-            noise = context.streams.generator("attack", context.round, client)
-            return gaussian(own, received, strength or 0, noise)
-        if kind == "scaled":
-            return scaled(own, received, strength or 0)
+    if context.attack.message in _COLLUDING:
+        honest = [message.tree for client, message in messages.items() if client not in context.attackers]
         if not honest:  # nothing to hide among
-            return own
-        if kind == "ipm":
-            return against_mean(honest, received, strength or 0)
-        return a_little(honest, most_deviations(len(messages), len(malicious)) if strength is None else strength)
+            return messages
+        instead = dict.fromkeys(malicious, _agreed(context, honest, received, len(malicious)))
+    else:
+        instead = {client: _alone(context, client, messages[client].tree, received) for client in malicious}
+    return {**messages, **{client: replace(messages[client], tree=tree) for client, tree in instead.items()}}
 
-    return {**messages, **{client: replace(messages[client], tree=instead(client)) for client in malicious}}
+
+_COLLUDING = ("alie", "ipm", "min_max", "min_sum")
+"""Attacks in which all malicious clients send one message, made of what the honest ones send."""
+
+
+def _alone(context: RoundContext, client: int, own: Tree, received: Mapping[str, Tensor]) -> Tree:
+    """Returns what a malicious client makes of its own message."""
+    kind, strength = context.attack.message, context.attack.strength
+    if kind == "gaussian":
+        return gaussian(own, received, strength or 0, context.streams.generator("attack", context.round, client))
+    if kind == "scaled":
+        return scaled(own, received, strength or 0)
+    return scaled(own, received, -(1 if strength is None else strength))
+
+
+def _agreed(context: RoundContext, honest: Sequence[Tree], received: Mapping[str, Tensor], malicious: int) -> Tree:
+    """Returns the message of all malicious clients; ``malicious`` is how many of them there are in the round."""
+    kind, strength = context.attack.message, context.attack.strength
+    if kind == "min_max" or kind == "min_sum":
+        return within_the_spread(honest, received, kind, context.attack.perturbation or "deviation")
+    if kind == "ipm":
+        return against_mean(honest, received, strength or 0)
+    return a_little(honest, most_deviations(len(honest) + malicious, malicious) if strength is None else strength)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from actors.processes.pool import InlinePool
 from algorithms.clients import Call, Clients, Procedure, Replies
 from cluster.rounds.interrupts import stop_requests
 from cluster.run import inline_device, limited_threads
+from rayfl.aggregation.memory import without_memory
+from rayfl.aggregation.privacy import reference_of
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.params import Tree, leaves
 from rayfl.results.schemas import metrics_of
 from rayfl.results.summaries import defined
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.inversion import Message
 from rayfl.runs.participation import left_out
 from rayfl.runs.rows import where
 from rayfl.storage.manifest import Manifest
@@ -75,14 +79,7 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
         ConfigError: when there is no such round or client, or it took no part.
         RunError: when a needed commit is not kept, or there is nothing to compare with.
     """
-    config = run.config
-    if not 1 <= round <= config.train.rounds:
-        raise ConfigError(f"--round: {run.storage.uri} has rounds 1 to {config.train.rounds}, not {round}")
-    cohort = _took_part(run, round)
-    if client not in cohort:
-        raise ConfigError(
-            f"--client: client {client} took no part in round {round}; those who did: {', '.join(map(str, cohort))}"
-        )
+    config, cohort = run.config, participants(run, round, client)
     before = run.manifest(round - 1) if round > 1 else None
     after = run.manifest(round)
     rows = where(run.clients, round=round, client=client, cohort="selected", phase="trained").to_pylist()
@@ -112,8 +109,37 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
         }
         result.compare("rows", scores, recorded)
     if done.server is not None:
-        result.compare("server", done.server, run.store.read_server(after))
+        result.compare("server", done.server, without_memory(run.store.read_server(after))[0])
     return result
+
+
+def sent_message(run: RunFolder, round: int, client: int) -> Message:
+    """Repeats a client's part of a round from the commit before, and returns what it received and what it sent.
+
+    It needs no commit after the round, and none for the first one.
+
+    Args:
+        run: the run; nothing is written to its folder.
+        round: completed rounds, the one to repeat included.
+        client: the client's number.
+
+    Raises:
+        ConfigError: when there is no such round or client, it took no part, or what it sends is no change of a model.
+        RunError: when a needed commit is not kept.
+    """
+    config, cohort = run.config, participants(run, round, client)
+    begun = next((int(entry.get("rounds_completed", 0)) for entry in run.environment), 0)
+    if round <= begun:
+        raise RunError(f"{run.storage.uri} begins after round {begun}: earlier ones are those of another run")
+    before = run.manifest(round - 1) if round > 1 else None
+    with limited_threads(config.cluster.threads_per_actor), arithmetic(config.engine.precision), stop_requests(0):
+        stage = _RoundStart(run, before, round, cohort, ())
+        listener = _Listening(stage.federation, client)
+        with suppress(_NeedsOthersError):
+            stage.algorithm.round(stage.server, cohort, listener)
+    if listener.message is None:
+        raise ConfigError(f"invert: the clients of {config.algorithm.name} send no change of a model")
+    return listener.message
 
 
 class _RoundStart:
@@ -128,11 +154,10 @@ class _RoundStart:
         self.host = build_host(config, 0, inline_device(config.cluster.device), tell=print)
         self.federation = Federation(Hosts(InlinePool([self.host])), parts.task, parts.context, parts.check())
         self.federation.adopt(before.states if before is not None else {})
-        self.server = (
-            self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
-        )
+        content = self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
+        self.server, remembered = without_memory(content)
         moved_norm = None if before is None else before.clip_norm
-        self.federation.begin_round(round - 1, splits, cohort, moved_norm=moved_norm)
+        self.federation.begin_round(round - 1, splits, cohort, moved_norm=moved_norm, remembered=remembered)
 
     def done(self, server: Tree | None) -> _ReplayedRound:
         """Returns the states, scores and server after the round."""
@@ -164,6 +189,8 @@ def _alone(stage: _RoundStart, client: int) -> _ReplayedRound | None:
     except _NeedsOthersError:
         return None
     except RayflError:
+        if clients.asked and stage.federation.context.one_by_one:  # a rule that may need more messages than one
+            return None
         raise
     except Exception:
         # A method may fail because it got one reply in place of many. An error of another cause is raised again when
@@ -203,12 +230,50 @@ class _SingleClient(Clients):
         return self._federation.call(call.of([self._client]))
 
 
-def _took_part(run: RunFolder, round: int) -> list[int]:
-    """Returns the sampled clients without those that were left out."""
+class _Listening(_SingleClient):
+    """The clients of a round up to the first message that one of them sends."""
+
+    message: Message | None = None
+
+    def call(self, call: Call) -> Replies:
+        if call.kind != "map" and self._client in call.clients:
+            # One by one, for a sum would not say what the client has sent.
+            reply = self._federation.call(replace(call.of([self._client]), kind="each")).values[self._client]
+            try:
+                received = reference_of(reply["tree"], call.broadcast)
+            except ValueError as error:
+                raise ConfigError(f"invert: {call.procedure} {error}") from error
+            self.message = Message(_flat(received), _flat(reply["tree"]))
+        raise _NeedsOthersError
+
+
+def _flat(tree: Tree) -> dict[str, Tensor]:
+    return {path.rpartition("/")[2]: leaf.detach().cpu().clone() for path, leaf in leaves(tree)}
+
+
+def participants(run: RunFolder, round: int, client: int | None = None) -> list[int]:
+    """Returns the clients sampled in a round without those that were left out.
+
+    Args:
+        run: the run.
+        round: completed rounds, this one included.
+        client: one that must be among them; None for any.
+
+    Raises:
+        ConfigError: when there is no such round, or the client took no part.
+        RunError: when it is not known who did.
+    """
+    if not 1 <= round <= run.config.train.rounds:
+        raise ConfigError(f"--round: {run.storage.uri} has rounds 1 to {run.config.train.rounds}, not {round}")
     if run.parts.schedule is not None:
         raise RunError("rounds on simulated devices cannot be replayed: who was asked depends on the virtual clock")
     absent = set(where(left_out(run.skipped), round=round)["client"].to_pylist())
-    return [client for client in run.parts.cohort(round - 1) if client not in absent]
+    cohort = [one for one in run.parts.cohort(round - 1) if one not in absent]
+    if client is not None and client not in cohort:
+        raise ConfigError(
+            f"--client: client {client} took no part in round {round}; those who did: {', '.join(map(str, cohort))}"
+        )
+    return cohort
 
 
 def _note(vectorized: bool) -> str:

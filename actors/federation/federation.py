@@ -54,12 +54,7 @@ class Federation(Clients):
     """
 
     def __init__(
-        self,
-        hosts: Hosts,
-        task: Task,
-        context: RoundContext,
-        sizes: np.ndarray,
-        policy: ClientsConfig | None = None,
+        self, hosts: Hosts, task: Task, context: RoundContext, sizes: np.ndarray, policy: ClientsConfig | None = None
     ) -> None:
         super().__init__(task, context, sizes[:, 0])
         self._hosts = hosts
@@ -72,6 +67,7 @@ class Federation(Clients):
         self._deaths = HostDeaths(self._policy)
         self._unscorable: dict[int, Failure] = {}
         self._past: Mapping[int, Tree] = {}
+        self._remembered: Tree = {}
         self.unscored: dict[int, Failure] = {}
 
     @property
@@ -94,6 +90,7 @@ class Federation(Clients):
         started: Mapping[int, int] | None = None,
         past: Mapping[int, Tree] | None = None,
         moved_norm: float | None = None,
+        remembered: Tree | None = None,
     ) -> None:
         """Begins a round, and takes hosts into use that have joined since the last one.
 
@@ -106,10 +103,11 @@ class Federation(Clients):
             started: the earlier round in which a client of the cohort began, by client.
             past: the server's tree as sent in those rounds, by round.
             moved_norm: the clipping norm, where it is not the first one.
+            remembered: what the rule of the section ``aggregator`` needs of earlier rounds.
         """
         known = replace(self._context, round=round, final=False, started=dict(started or {}))
         self._context = replace(known, moved_norm=moved_norm)
-        self._past, self._trained_splits = dict(past or {}), tuple(trained_splits)
+        self._past, self._remembered, self._trained_splits = dict(past or {}), remembered or {}, tuple(trained_splits)
         self._participation = Participation(round, cohort, absent or {})
         self._unscorable = dict(unscorable or {})
         self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
@@ -118,6 +116,7 @@ class Federation(Clients):
 
     def _begin_attempt(self) -> None:
         self.trained_scores, self._releases, self.next_norm = {}, 0, None
+        self.remembered = dict(self._remembered)
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
         self._participation.begin_again()
 

@@ -17,6 +17,7 @@ from cluster.rounds.progress import Progress, empty_tables
 from cluster.rounds.recorder import Recorder
 from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
+from rayfl.aggregation.memory import of_rule
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.system.schedule import PROCEDURE, Turnout
@@ -123,6 +124,7 @@ class Driver:
             started=turnout.started,
             past=self.progress.unfinished.past,
             moved_norm=self.progress.moved_norm,
+            remembered=of_rule(self.progress.remembered, self._config.aggregator.name),
         )
         self._evaluations.unscored = {}
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)
@@ -178,6 +180,7 @@ class Driver:
             before.bytes_down + traffic.down,
             before.bytes_up + traffic.up,
             moved_norm=before.moved_norm if self._federation.next_norm is None else self._federation.next_norm,
+            remembered=self._federation.remembered,
         )
         progress.tables.clip_norm = self._federation.context.clip_norm
         if self._parts.schedule is not None:

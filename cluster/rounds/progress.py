@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
+from rayfl.aggregation.memory import with_memory, without_memory
 from rayfl.config.own_code import own_name
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
@@ -15,7 +16,7 @@ from rayfl.results.schemas import same_data
 from rayfl.results.tables import ResultTables
 from rayfl.storage.manifest import CLIP_NORM, ENDED_EARLY
 from rayfl.system.schedule import Clock
-from rayfl.system.unfinished import Unfinished
+from rayfl.system.unfinished import Unfinished, separated
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Progress:
         unfinished: updates under way, if rounds have no barrier.
         ended_early: whether the run has ended before its last round (``early_stopping``).
         moved_norm: the clipping norm of the next round, where it is not the first one (``privacy.target_quantile``).
+        remembered: what the rule of the section ``aggregator`` needs in the next round.
     """
 
     rounds_completed: int
@@ -43,6 +45,7 @@ class Progress:
     unfinished: Unfinished = field(default_factory=Unfinished)
     ended_early: bool = False
     moved_norm: float | None = None
+    remembered: Tree = field(default_factory=dict)
 
     def over(self, rounds: int) -> bool:
         """Returns whether a run of that many rounds is finished."""
@@ -52,12 +55,13 @@ class Progress:
     def after(
         cls,
         rounds_completed: int,
-        server: Tree,
+        content: Tree,
         tables: ResultTables,
         counters: Mapping[str, int | float],
-        unfinished: Unfinished,
     ) -> Progress:
-        """Returns the progress after some rounds, with the totals that :attr:`counters` gave then."""
+        """Returns the progress after some rounds, with what :attr:`counters` and :attr:`server_file` gave then."""
+        content, remembered = without_memory(content)
+        server, unfinished = separated(content)
         return cls(
             rounds_completed,
             server,
@@ -67,7 +71,13 @@ class Progress:
             unfinished=unfinished,
             ended_early=bool(counters.get(ENDED_EARLY)),
             moved_norm=counters.get(CLIP_NORM),
+            remembered=remembered,
         )
+
+    @property
+    def server_file(self) -> Tree:
+        """What the server's file has: its tree, updates under way, and what a rule of aggregation remembers."""
+        return with_memory(self.unfinished.beside(self.server), self.remembered)
 
     @property
     def counters(self) -> dict[str, int | float]:

@@ -25,7 +25,6 @@ from rayfl.storage.lease import Lease
 from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
 from rayfl.storage.run_folder import changed_inputs
 from rayfl.storage.tables import PartedTable, publish_table, read_whole
-from rayfl.system.unfinished import separated
 
 PUBLISH_EVERY_S = 10.0
 """Seconds that pass at least before the tables beside ``commits/`` are written again."""
@@ -80,7 +79,7 @@ class Recorder:
         """
         self.lease.check()
         handles = federation.start_commit(progress.rounds_completed)
-        counters, server = progress.counters, progress.unfinished.beside(progress.server)
+        counters, server = progress.counters, progress.server_file
         self._pending = self._writer.submit(
             self._write, progress.rounds_completed, server, progress.tables, counters, federation, handles
         )
@@ -272,9 +271,8 @@ class Recorder:
             self._tables[name], columns[name] = PartedTable.restored(self._store, self.manifest, name)
         check_same_data(columns["rounds"], tables, self.storage.uri)
         self._metadata = tables.metadata
-        server, unfinished = separated(self._store.read_server(self.manifest))
-        rounds = self.manifest.rounds_completed
-        progress = Progress.after(rounds, server, tables.after(self.committed), self.manifest.counters, unfinished)
+        content, rounds = self._store.read_server(self.manifest), self.manifest.rounds_completed
+        progress = Progress.after(rounds, content, tables.after(self.committed), self.manifest.counters)
         self._store.drop_after(rounds)
         self._publish(self.manifest)
         return progress

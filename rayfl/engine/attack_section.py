@@ -31,11 +31,17 @@ class AttackConfig(BaseModel):
     backdoor: BackdoorConfig | None = Field(
         None, description="samples of malicious clients that carry a trigger and the label of one class"
     )
-    message: Literal["honest", "sign_flip", "gaussian", "scaled", "alie", "ipm"] = Field(
+    message: Literal["honest", "sign_flip", "gaussian", "scaled", "alie", "ipm", "min_max", "min_sum"] = Field(
         "honest",
         description="what malicious clients send in place of received + change: sign_flip: received - s change; "
         "gaussian: received + N(0, s^2); scaled: received + s change; ipm: received - s mean of the honest changes; "
-        "alie: mean - s standard deviations of the honest messages",
+        "alie: mean - s standard deviations of the honest messages; min_max, min_sum: mean + gamma p of the honest "
+        "messages with the largest gamma that is no outlier",
+    )
+    perturbation: Literal["deviation", "unit", "sign"] | None = Field(
+        None,
+        description="p of min_max and min_sum: deviation: minus the standard deviations by coordinate; unit: minus "
+        "the mean change; sign: minus its signs; null: deviation",
     )
     strength: float | None = Field(
         None,
@@ -70,7 +76,10 @@ class AttackConfig(BaseModel):
         if self.labels != "honest" and self.backdoor is not None:
             raise ValueError("labels and backdoor both say what class malicious clients' samples have: leave one out")
         if self.strength is not None and self.message not in _WITH_STRENGTH:
-            raise ValueError("strength is of the message: set attack.message, or leave it out")
+            found = ", which finds its own" if self.message != "honest" else ": set attack.message, or leave it out"
+            raise ValueError(f"strength is of the message{found}")
+        if self.perturbation is not None and self.message not in ("min_max", "min_sum"):
+            raise ValueError("perturbation is of message=min_max and of message=min_sum: leave it out")
         if self.strength is None and self.message in _NEEDS_STRENGTH:
             raise ValueError(f"message={self.message} needs attack.strength")
         if self.clients is not None and len(set(self.clients)) < len(self.clients):

@@ -34,6 +34,7 @@ _OPTIONS = {
     "attack.backdoor.target": "a backdoor to class {}",
     "attack.backdoor.poisoned": "in {} of their samples",
     "attack.message": "their messages {}",
+    "attack.perturbation": "moved along {}",
     "train.local_epochs": "local epochs: {}",
     "train.batch_size": "batches of {}",
     "train.optimizer": "{}",

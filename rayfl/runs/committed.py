@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rayfl.aggregation.memory import without_memory
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine
 from rayfl.engine.tasks import Model, Predictor, Task
@@ -53,7 +54,8 @@ class CommittedModels:
     @cached_property
     def server(self) -> Tree:
         """The server's tree."""
-        server, _ = separated(self.run.store.read_server(self.manifest))
+        content, _ = without_memory(self.run.store.read_server(self.manifest))
+        server, _ = separated(content)
         return server
 
     @cached_property

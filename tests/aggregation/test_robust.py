@@ -12,14 +12,26 @@ from torch import Tensor
 
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.robust import bulyan_choice, inner_products, krum_choice, krum_scores
-from rayfl.engine.aggregators import Bulyan, GeometricMedian, Krum, Mean, Median, NormBounding, Rule, TrimmedMean
+from rayfl.engine.aggregators import (
+    Bulyan,
+    CenteredClipping,
+    DivideAndConquer,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    NormBounding,
+    Rule,
+    TrimmedMean,
+)
 from rayfl.params import Tree
 from tests.support.toys import assert_close, assert_equal
 
 RECEIVED = {"body/w": torch.tensor([[0.5, -1.0], [2.0, 0.0]]), "b": torch.tensor([0.25])}
 RULES = [
     Mean(), Median(), TrimmedMean(malicious=2), Krum(malicious=2), Krum(malicious=2, kept=5), Bulyan(malicious=2),
-    GeometricMedian(), NormBounding(), NormBounding(radius=0.5),
+    GeometricMedian(), CenteredClipping(), CenteredClipping(iterations=3), DivideAndConquer(malicious=2),
+    NormBounding(), NormBounding(radius=0.5),
 ]  # fmt: skip
 
 
@@ -150,6 +162,15 @@ def test_two_of_eleven_far_away_move_every_rule_but_the_mean_little(rule: Rule, 
         assert moved < (0.8 if isinstance(rule, NormBounding) else 0.5)
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not isinstance(rule, Bulyan)], ids=str)
+def test_the_order_of_clients_makes_no_difference(rule: Rule) -> None:
+    # of two that are each other's nearest, which have the same score, Bulyan takes the first
+    given = messages(11, seed=9)
+    found = flat(rule.combine(given, RECEIVED))
+    for order in (list(range(11))[::-1], [3, 9, 0, 10, 5, 7, 2, 8, 1, 6, 4]):
+        np.testing.assert_allclose(flat(rule.combine([given[k] for k in order], RECEIVED)), found, atol=1e-6)
+
+
 @pytest.mark.parametrize("rule", [Median(), TrimmedMean(malicious=2), Bulyan(malicious=2)], ids=str)
 def test_coordinates_stay_within_those_of_the_honest(rule: Rule) -> None:
     given = messages(11, seed=7)
@@ -170,8 +191,9 @@ def test_krum_never_chooses_one_that_is_far_away() -> None:
 
 
 def test_how_many_messages_a_rule_needs() -> None:
-    assert [rule.least for rule in RULES] == [1, 1, 5, 7, 7, 11, 1, 1, 1]
+    assert [rule.least for rule in RULES] == [1, 1, 5, 7, 7, 11, 1, 1, 1, 5, 1, 1]
     assert Krum(malicious=0, kept=20).least == 20
+    assert DivideAndConquer(malicious=2, filtered=2.6).least == 7
 
 
 def test_results_have_the_types_of_the_messages() -> None:

@@ -15,10 +15,10 @@ from rayfl.engine.aggregators import GeometricMedian, Krum, Mean, Median, NormBo
 from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.client import Client
 from rayfl.errors import ClientError, ConfigError, MethodError
-from rayfl.params import Tree, interpolate, subtract, weighted_sum
+from rayfl.params import Tree, interpolate, squared_distance, subtract, weighted_sum
 from rayfl.randomness import RandomStreams
 from tests.algorithms.test_privacy import PRIVATE, Talkative, uniform
-from tests.support.cases import TRAIN, toy_of
+from tests.support.cases import TRAIN, of_kinds, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients
@@ -33,7 +33,7 @@ def toy(algorithm: Algorithm | None = None, **options: Any) -> Toy:
     return Toy(algorithm or FedAvg(), clients, two_layers(double=True), TRAIN, **options)
 
 
-@pytest.mark.parametrize("case", PRIVATE.values(), ids=PRIVATE.keys())
+@of_kinds(PRIVATE)
 def test_a_rule_that_changes_nothing_changes_nothing(case: Case) -> None:
     chosen = replace(case, algorithm=uniform(case))
     summed, one_by_one = toy_of(chosen), toy_of(chosen, aggregator=UNTOUCHED)
@@ -41,7 +41,7 @@ def test_a_rule_that_changes_nothing_changes_nothing(case: Case) -> None:
         assert_close(summed.step(), one_by_one.step(), atol=1e-8)
 
 
-@pytest.mark.parametrize("case", PRIVATE.values(), ids=PRIVATE.keys())
+@of_kinds(PRIVATE)
 def test_every_method_goes_on_under_attack(case: Case) -> None:
     attack = AttackConfig(clients=[1], message="sign_flip")
     several = toy_of(replace(case, algorithm=uniform(case)), aggregator=GeometricMedian(), attack=attack, hosts=2)
@@ -97,6 +97,22 @@ def test_alie_hides_within_the_spread_of_the_honest() -> None:
     assert_close(found, {name: mean[name] - spread[name] / 4 for name in mean}, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["min_max", "min_sum"])
+def test_a_message_no_further_than_the_honest_ones_is_sent_by_all_malicious_clients(kind: Any) -> None:
+    own = [toy().step([k])["model"] for k in (1, 2, 4)]
+    apart = [[float(squared_distance(a, b)) for b in own] for a in own]
+    attack = AttackConfig(clients=[0, 3], message=kind, perturbation="sign")
+    found = toy(FedAvg(aggregation="uniform"), attack=attack).step(EVERYONE)["model"]
+    mean = weighted_sum(own, [1 / 3] * 3)
+    sent = weighted_sum([found, mean], [5 / 2, -3 / 2])  # two of five are alike
+    reached = [float(squared_distance(sent, one)) for one in own]
+    pair = (max(reached), max(map(max, apart))) if kind == "min_max" else (sum(reached), max(map(sum, apart)))
+    assert pair[0] == pytest.approx(pair[1], rel=1e-6)
+    moved, start = subtract(sent, mean), toy().server["model"]
+    for name, change in subtract(mean, start).items():
+        assert bool((moved[name].sign() == -change.sign()).all()), name
+
+
 def test_stacked_clients_send_the_same() -> None:
     attack = AttackConfig(clients=[1, 4], message="gaussian", strength=0.1)
     looped, stacked = (
@@ -118,8 +134,11 @@ def test_noise_is_another_in_each_round_and_of_each_client() -> None:
 
 
 def test_with_malicious_clients_alone_nobody_is_left_to_hide_among() -> None:
-    attack = AttackConfig(clients=[0, 1], message="ipm", strength=1)
-    assert_equal(toy(attack=attack).step([0, 1]), toy(aggregator=Mean()).step([0, 1]))
+    for attack in (
+        AttackConfig(clients=[0, 1], message="ipm", strength=1),
+        AttackConfig(clients=[0, 1], message="min_sum"),
+    ):
+        assert_equal(toy(attack=attack).step([0, 1]), toy(aggregator=Mean()).step([0, 1]))
 
 
 def test_weights_of_the_method_count_where_the_rule_has_a_place_for_them() -> None:
@@ -210,6 +229,8 @@ def test_a_share_is_drawn_by_the_seed() -> None:
         ({"labels": "random"}, "there are none: set attack.share"),
         ({"share": 0.2, "clients": [1], "labels": "random"}, "leave one out"),
         ({"share": 0.2, "labels": "random", "strength": 2}, "strength is of the message"),
+        ({"share": 0.2, "message": "min_max", "strength": 2}, "strength is of the message, which finds its own"),
+        ({"share": 0.2, "message": "alie", "perturbation": "unit"}, "perturbation is of message=min_max"),
         ({"share": 0.2, "message": "scaled"}, "message=scaled needs attack.strength"),
         ({"clients": [1, 1], "labels": "random"}, "names a client twice"),
     ],

@@ -174,6 +174,7 @@ class Toy:
     client_hosts: list[ClientHost] = field(init=False)
     round: int = field(init=False, default=0)
     moved_norm: float | None = field(init=False, default=None)
+    remembered: Tree = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
@@ -221,10 +222,10 @@ class Toy:
 
     def step(self, cohort: Sequence[int] | None = None) -> Tree:
         """Runs one round and returns the server's tree."""
-        self.federation.begin_round(self.round, ("test",), moved_norm=self.moved_norm)
+        self.federation.begin_round(self.round, ("test",), moved_norm=self.moved_norm, remembered=self.remembered)
         chosen = self.cohort(self.round) if cohort is None else list(cohort)
         self.server = {**self.server, **self.algorithm.round(self.server, chosen, self.federation)}
-        self.moved_norm = self.federation.next_norm or self.moved_norm
+        self.moved_norm, self.remembered = self.federation.next_norm or self.moved_norm, self.federation.remembered
         self.round += 1
         return self.server
 
