@@ -20,6 +20,7 @@ from rayfl.cli import completion
 from rayfl.cli import data as cli_data
 from rayfl.cli import fork as cli_fork
 from rayfl.cli import inspect as cli_inspect
+from rayfl.cli import invert as cli_invert
 from rayfl.cli import jobs as cli_jobs
 from rayfl.cli import leaf as cli_leaf
 from rayfl.cli import membership as cli_membership
@@ -56,6 +57,7 @@ cli_report.register(app)
 cli_compare.register(app)
 cli_answers.register(app)
 cli_membership.register(app)
+cli_invert.register(app)
 
 _LONGEST_MESSAGE = 500
 

@@ -66,6 +66,21 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "metrics": "by split, metrics by name",
     },
     "fork": {"folder": "of the new run", "round": "after which it begins", "rounds": "how many it is to have"},
+    "invert": {
+        "run": "folder",
+        "client": "whose message",
+        "round": "of which round",
+        "objective": "cosine or l2",
+        "labels": "known or inferred",
+        "steps": "local steps behind the message",
+        "agreement": "cosine of the message and the gradient of its samples",
+        "scores": "`samples`, how many; `mse` and `psnr` (null for vectors), means over samples; `guess_mse` and "
+        "`guess_psnr`, those of a guess without the message; `nearer`, how many are nearer than it; `labels_right`, "
+        "share",
+        "samples": "a list; `sample` (place among the client's training samples), `label`, `mse`, `psnr`, `guess_mse` "
+        "of each",
+        "file": "the figure, or null",
+    },
     "list": {"kind": "by kind, a list; `name`, `about` and more of each"},
     "logs": {"job": "its id", "text": "what it has printed so far"},
     "membership": {

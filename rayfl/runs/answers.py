@@ -16,6 +16,7 @@ from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS
 from rayfl.metrics.answers import rouge_l, words
 from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor
+from rayfl.runs.devices import device_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def answered(
     Raises:
         ConfigError: for other tasks, texts without prompts, an unknown client, or a device that is not there.
     """
-    parts, place = models.parts, _device(device)
+    parts, place = models.parts, device_of(device)
     if parts.task.name != "language_model":
         raise ConfigError(f"{models.run.uri} is a run of {parts.task.name}; answers are of task=language_model")
     if split not in SPLITS:
@@ -156,9 +157,3 @@ class _Numbers:
 
     def text(self, tokens: Sequence[int]) -> str:
         return " ".join(map(str, tokens))
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device: there is no GPU here: leave it out, or set it to cpu")
-    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
