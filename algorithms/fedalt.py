@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.parts.adapters import adapters_of, check_adapters
+from algorithms.parts.adapters import adapters_of, check_adapters, check_no_magnitudes
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -56,6 +56,7 @@ class FedALT(Algorithm):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         check_adapters("FedALT", task.network)
+        check_no_magnitudes("FedALT", task.network, "a layer has two adapters, whose sum has other row norms than each")
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         return {"initial": adapters_of(super().init(task, context)["model"], task.network)}

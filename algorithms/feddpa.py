@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Averaging, setting
-from algorithms.parts.adapters import check_adapters
+from algorithms.parts.adapters import check_adapters, check_no_magnitudes
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -82,6 +82,7 @@ class FedDPA(Averaging):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         check_adapters("FedDPA", task.network)
+        check_no_magnitudes("FedDPA", task.network, "a layer has two adapters, whose sum has other row norms than each")
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         """Trains the local adapter, if it is its turn, and the received global one."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from algorithms.parts.adapters import check_no_magnitudes
 from rayfl.engine.tasks import Batch, Model, Task
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
@@ -16,7 +17,7 @@ from rayfl.params import TINY
 
 
 def check_products(option: str, network: Network) -> None:
-    """Refuses a model whose adapters do not have two factors that are trained.
+    """Refuses a model whose adapters do not have two factors that are trained, or have magnitudes.
 
     Args:
         option: what asks for products, as a user would write it.
@@ -30,6 +31,9 @@ def check_products(option: str, network: Network) -> None:
             f"{option} is about adapters, which this model does not have: set model=pretrained and model.folder "
             "(docs/adapters.md), or leave the option out"
         )
+    check_no_magnitudes(
+        option, network, "a layer with magnitudes is no sum of W and s B A, so that products do not lie on a line"
+    )
     if not (network.groups["lora_a"] and network.groups["lora_b"]):
         raise ConfigError(
             f"{option} needs model.adapter.trains=[a,b]: where one factor is common to all models, factors and "

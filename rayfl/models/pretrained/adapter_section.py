@@ -16,7 +16,7 @@ class _Part(BaseModel):
 
 
 class AdapterConfig(_Part):
-    """Low-rank adapters (LoRA) in linear layers of the base: W x + s B A x."""
+    """Low-rank adapters (LoRA) in linear layers of the base: W x + s B A x; with magnitudes: DoRA."""
 
     name: Literal["lora"] = Field(default="lora", description="The kind of adapter.")
     r: int = Field(default=8, ge=1, description="Rank of the adapters.")
@@ -34,6 +34,11 @@ class AdapterConfig(_Part):
     )
     scaling: Literal["alpha_over_r", "alpha_over_sqrt_r"] = Field(
         default="alpha_over_r", description="s = alpha / r, or alpha / sqrt(r) (rank-stabilised)."
+    )
+    use_dora: bool = Field(
+        default=False,
+        description="Whether every output of such a layer has a magnitude of its own, which is always trained (DoRA): "
+        "m (W x + s B A x) / ||W + s B A||, divided by rows, and then the bias.",
     )
     trains: Annotated[tuple[Literal["a", "b"], ...], EACH_ONCE] = Field(
         default=("a", "b"),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfl.models.pretrained.sites import Matrix, TrainedLinear
+from rayfl.models.pretrained.sites import Matrix, Site, TrainedLinear
 
 _HEAD_SCALE = 0.02
 """Standard deviation of new heads, that of transformers."""
@@ -19,7 +19,7 @@ def own_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {
         f"{name}.{key}": tuple(parameter.shape)
         for name, module in model.named_modules()
-        if isinstance(module, Matrix | TrainedLinear)
+        if isinstance(module, Matrix | Site | TrainedLinear)
         for key, parameter in module.named_parameters(recurse=False)
     }
 

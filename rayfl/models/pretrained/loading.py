@@ -84,6 +84,12 @@ class Source:
         """Returns what is known of the models of its kind."""
         return family_of(BaseFolder(self.folder).model_type)
 
+    @property
+    def own_type(self) -> torch.dtype:
+        """The type of the folder's weights, in which they are mapped and not read; float32 where there are several."""
+        types = {entry.dtype for entry in BaseFolder(self.folder).entries.values()}
+        return next((dtype for dtype, name in _TYPES.items() if types == {name}), torch.float32)
+
     def skeleton(self) -> nn.Module:
         """The modules on the device ``meta``, without memory or values."""
         with quiet() as transformers, torch.device("meta"):

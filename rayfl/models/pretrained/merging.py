@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.loading import quiet
+from rayfl.models.pretrained.magnitudes import MAGNITUDE
 from rayfl.models.pretrained.mixing import delta_name, is_delta
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.peft_files import SETTINGS
-from rayfl.models.pretrained.sites import is_transposed
+from rayfl.models.pretrained.sites import matrix_of
 from rayfl.models.pretrained.whole_folder import whole_folder
+from rayfl.params import TINY
 
 ABOUT = "rayfl.json"
 """Where a written model says what it is from."""
@@ -30,7 +32,7 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 def merge(network: AdaptedNetwork, tensors: Mapping[str, Tensor]) -> Any:
     """The base with W + s B A in the place of every W that has an adapter, and with the head: a module of its own.
 
-    Where a tree has a matrix that is added to W, it is added too.
+    Where a tree has a matrix that is added to W, it is added too. Where it has magnitudes, rows get them as norms.
 
     Args:
         network: of which the base and the places of adapters are taken.
@@ -46,11 +48,16 @@ def merge(network: AdaptedNetwork, tensors: Mapping[str, Tensor]) -> Any:
             place = name.removeprefix("model.")
             if place.endswith(_A):
                 layer = module.get_submodule(place.removesuffix(_A))
-                update = network.scale * (tensors[name.removesuffix(_A) + _B].double() @ tensor.double())
+                whole = network.scale * (tensors[name.removesuffix(_A) + _B].double() @ tensor.double())
                 if (delta := tensors.get(delta_name(name.removesuffix(_A)))) is not None:
-                    update = update + delta.double()
-                layer.weight.copy_(layer.weight.double() + (update.T if is_transposed(layer) else update))
-            elif not (place.endswith(_B) or is_delta(place)):
+                    whole += delta.double()
+                weight = matrix_of(layer)
+                whole += weight.double()
+                if (magnitudes := tensors.get(name.removesuffix(_A) + MAGNITUDE)) is not None:
+                    lengths = torch.linalg.vector_norm(whole, dim=1).clamp_min(TINY)
+                    whole *= (magnitudes.double() / lengths)[:, None]
+                weight.copy_(whole)
+            elif not (place.endswith((_B, MAGNITUDE)) or is_delta(place)):
                 module.get_parameter(place).copy_(tensor)
     return module
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from rayfl.models.pretrained.magnitudes import refuse_magnitudes
+
 SHARES = "shares"
 """Name of the shares in a tree."""
 _MIXER, _DELTA = ".mixer", ".delta"
@@ -44,7 +46,11 @@ def side_by_side(models: Sequence[Mapping[str, Tensor]], shares: Tensor) -> dict
     Args:
         models: m trees of one network.
         shares: p, shape (b, m) for a batch of b samples; (1, m) where all samples have the same.
+
+    Raises:
+        ModelError: models have magnitudes.
     """
+    refuse_magnitudes(models[0], "side_by_side")
     return {**_joined(models), SHARES: shares}
 
 
@@ -57,7 +63,11 @@ def mixed_by_rows(
         own: the model.
         other: the second adapter; it may lack a head, and what it has of one is not used.
         mixers: G by layer, shape (2, i).
+
+    Raises:
+        ModelError: models have magnitudes.
     """
+    refuse_magnitudes(own, "mixed_by_rows")
     adapters = [{name: tree[name] for name in tree if _is_factor(name)} for tree in (own, other)]
     return {**own, **_joined(adapters), **{mixer_name(site): mixer for site, mixer in mixers.items()}}
 
@@ -72,7 +82,11 @@ def blended(
     Args:
         models: m trees of one network, with both factors of every adapter.
         weights: p_1, ..., p_m by name of a tensor; those of the two factors of a layer must be the same.
+
+    Raises:
+        ModelError: models have magnitudes.
     """
+    refuse_magnitudes(models[0], "blended")
     found = {}
     for name in models[0]:
         parts = [model[name] for model in models]
@@ -105,7 +119,11 @@ def update_product(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale
         one: a tree with both factors of every adapter.
         other: another tree of the same network.
         scale: s.
+
+    Raises:
+        ModelError: models have magnitudes.
     """
+    refuse_magnitudes(one, "update_product")
     total = []
     for name in one:
         if name.endswith(_A):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.folding import folded
 from rayfl.models.pretrained.initial_values import initial_value, own_shapes
 from rayfl.models.pretrained.loading import Source
+from rayfl.models.pretrained.magnitudes import MAGNITUDE, refuse_magnitudes, row_norms
 from rayfl.models.pretrained.mixing import SHARES, delta_name, mixer_name
-from rayfl.models.pretrained.sites import Mixed, Site
+from rayfl.models.pretrained.sites import Mixed, Site, matrix_of
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 class AdaptedNetwork(Network):
@@ -27,7 +30,8 @@ class AdaptedNetwork(Network):
     are folded into the batch (:func:`rayfl.models.pretrained.folding.folded`); one client alone is a fold of one.
 
     Initial values are functions of the seed and of a tensor's name: A is uniform within 1/sqrt(i), as ``peft`` draws
-    it (Kaiming with a = sqrt 5), B is zero, a new head is normal with standard deviation 0.02 and zero bias.
+    it (Kaiming with a = sqrt 5), B is zero, a new head is normal with standard deviation 0.02 and zero bias. Magnitudes
+    are the norms of the base's rows, whatever the seed.
 
     Every call takes, in the place of a tree, several side by side too, and trees with matrices that are added to the
     base's (:mod:`rayfl.models.pretrained.mixing`).
@@ -39,7 +43,8 @@ class AdaptedNetwork(Network):
         tokens: how many rows a sample makes in the base's products.
 
     Attributes:
-        groups: names of trained tensors by kind: ``lora_a``, ``lora_b``, ``adapters``, ``head``.
+        groups: names of trained tensors by kind: ``lora_a``, ``lora_b``, ``magnitudes``, ``adapters``, ``head``.
+            Magnitudes belong to outputs as the rows of B do, and so to ``lora_b`` too.
         rank: r, of A (r, i) and B (o, r).
         scale: s in W x + s B A x.
     """
@@ -67,10 +72,16 @@ class AdaptedNetwork(Network):
         self.stochastic = self.batch_statistics = False
         self.why_not_vectorizable, self.vectorizable = "", True
         self.layers = self.unstacked_layers = grouped(self.parameter_names, self._place_of)
-        parts = {part: self._ending(f".lora_{part}.weight") for part in "AB"}
-        adapters = tuple(name for name in self.parameter_names if name in {*parts["A"], *parts["B"]})
-        head = tuple(name for name in self.parameter_names if name not in adapters)
-        self.groups = {"lora_a": parts["A"], "lora_b": parts["B"], "adapters": adapters, "head": head}
+        endings = {
+            "lora_a": (_A,),
+            "lora_b": (_B, MAGNITUDE),
+            "magnitudes": (MAGNITUDE,),
+            "adapters": (_A, _B, MAGNITUDE),
+        }
+        kinds = {kind: tuple(n for n in self.parameter_names if n.endswith(ends)) for kind, ends in endings.items()}
+        head = tuple(name for name in self.parameter_names if name not in kinds["adapters"])
+        self.groups = {**kinds, "head": head}
+        self._decomposed = [one for one in sites.values() if one.lora_magnitude_vector is not None]
         self._blocks = model.blocks
         for block in self._blocks:
             vars(block)["_gradient_checkpointing_func"] = self._checkpointed
@@ -138,7 +149,9 @@ class AdaptedNetwork(Network):
         """Runs the network for one client or, under ``vmap``, for all at once."""
         names = self._tree_names
         if len(tree) > len(names):
-            names += tuple(name for name in tree if name == SHARES or name in self._further)
+            if mixing := tuple(name for name in tree if name == SHARES or name in self._further):
+                refuse_magnitudes(names, f"the tensor {mixing[0]!r}")
+            names += mixing
         if len(tree) != len(names) or any(name not in tree for name in names):
             raise self._misfit(tree)
         return folded(partial(self._run, entry, training, names), [tree[name] for name in names], x)
@@ -183,6 +196,8 @@ class AdaptedNetwork(Network):
         own = {name: value.to(device) for name, value in self.fixed_parameters.items()}
         for places, key, name in self._fixed_slots:
             places[key] = own[name] if name in own else tensors[self._name_in_base(name)]
+        for site in self._decomposed:
+            site.norms = row_norms(matrix_of(site.base))
 
     def _base_on(self, device: torch.device) -> nn.Module:
         key = (device, self._base_type)
@@ -199,9 +214,6 @@ class AdaptedNetwork(Network):
         """The module whose adapter or weights a tensor is part of: both factors are one layer."""
         return name.rpartition(".lora_")[0] or name.rpartition(".")[0]
 
-    def _ending(self, ending: str) -> tuple[str, ...]:
-        return tuple(name for name in self.parameter_names if name.endswith(ending))
-
     def _drawn_for(self, seed: int) -> dict[str, Tensor]:
         if self._drawn is None or self._drawn[0] != seed:
             self._drawn = seed, {name: self._value(seed, name) for name in self._tree_names}
@@ -210,10 +222,18 @@ class AdaptedNetwork(Network):
     def _fixed_of(self, model: ClassificationModel) -> dict[str, Tensor]:
         return {}
 
+    @cached_property
+    def _norms_in_files(self) -> dict[str, Tensor]:
+        """Norms of the rows of the layers with adapters: of the folder's own weights, whatever is computed in."""
+        base = self.source.loaded(torch.device("cpu"), self.source.own_type)
+        return {site: row_norms(matrix_of(base.get_submodule(site.removeprefix("model.")))) for site in self.sites}
+
     def _value(self, seed: int, name: str) -> Tensor:
         """The initial value of a tensor of our own."""
         if name in self._own_given:
             return self._own_given[name].float().clone()
+        if name.endswith(MAGNITUDE):
+            return self._norms_in_files[name.removesuffix(MAGNITUDE)].clone()
         return initial_value(seed, name, self._own[name])
 
 

@@ -51,7 +51,7 @@ class AdapterFolder:
         path: the folder.
 
     Raises:
-        ModelError: it has no adapter, or one of another kind than plain low-rank adapters.
+        ModelError: it has no adapter, or one of another kind than low-rank adapters.
     """
 
     def __init__(self, path: str) -> None:
@@ -74,7 +74,7 @@ class AdapterFolder:
             if self.settings.get(key) not in (None, False, {}, [], "none"):
                 raise ModelError(
                     f"model.adapter.start: {self.path} has {key}={self.settings[key]!r}, which cannot be continued: "
-                    "plain LoRA alone can"
+                    "LoRA alone can, plain or with magnitudes (DoRA)"
                 )
         if (drawn := self.settings.get(_DRAWN)) not in (None, True, False, *_OVER_THE_BASE):
             raise ModelError(
@@ -82,19 +82,27 @@ class AdapterFolder:
                 "have peft convert it to plain LoRA (path_initial_model_for_weight_conversion of save_pretrained)"
             )
 
-    def check(self, rank: int, alpha: float, rooted: bool) -> None:
-        """Makes sure that it is of the rank and scale of the section ``model.adapter``.
+    def check(self, rank: int, alpha: float, rooted: bool, decomposed: bool) -> None:
+        """Makes sure that it is of the rank, scale and kind of the section ``model.adapter``.
+
+        Args:
+            rank: r.
+            alpha: numerator of the scale.
+            rooted: whether the denominator is sqrt(r).
+            decomposed: whether there are magnitudes.
 
         Raises:
             ModelError: it is not, with what to set.
         """
-        # Files of older versions of peft do not have the last one.
-        found = (*(self.settings.get(key) for key in _COMPARED[:2]), bool(self.settings.get(_COMPARED[2])))
-        if found != (rank, alpha, rooted):
+        # Files of older versions of peft do not have the last ones.
+        flags = (bool(self.settings.get(key)) for key in _COMPARED[2:])
+        found = (*(self.settings.get(key) for key in _COMPARED[:2]), *flags)
+        if found != (rank, alpha, rooted, decomposed):
             scaling = "alpha_over_sqrt_r" if found[2] else "alpha_over_r"
             raise ModelError(
                 f"model.adapter.start: the adapter in {self.path} needs model.adapter.r={found[0]} "
-                f"model.adapter.alpha={found[1]} model.adapter.scaling={scaling}"
+                f"model.adapter.alpha={found[1]} model.adapter.scaling={scaling} "
+                f"model.adapter.use_dora={str(found[3]).lower()}"
             )
 
     def values(self, shapes: Mapping[str, tuple[int, ...]], head: str) -> dict[str, Tensor]:
@@ -125,8 +133,8 @@ class AdapterFolder:
         }
 
 
-_COMPARED = ("r", "lora_alpha", "use_rslora")
-_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "bias", "trainable_token_indices")
+_COMPARED = ("r", "lora_alpha", "use_rslora", "use_dora")
+_PLAIN = ("rank_pattern", "alpha_pattern", "bias", "trainable_token_indices")
 """Settings of adapters that are not plain; part of the checksum, so that no more are added."""
 
 _FURTHER = (

@@ -18,6 +18,7 @@ from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.initial_values import own_shapes
 from rayfl.models.pretrained.language import AdaptedLanguageModel, LanguageNetwork
 from rayfl.models.pretrained.loading import Source, library
+from rayfl.models.pretrained.magnitudes import MAGNITUDE
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.peft_files import AdapterFolder
 from rayfl.models.pretrained.sites import Head, Site, TrainedLinear, chosen, replace
@@ -82,8 +83,8 @@ class PretrainedModel(Architecture):
         outputs = _outputs(family, spec.target)
         names = chosen(module, self.adapter.targets or family.targets, layers, outputs)
         for name in names:
-            site = Site(module.get_submodule(name), self.adapter.r, self.adapter.scale, self.adapter.trains)
-            replace(module, name, site.to("meta"))
+            layer, own = module.get_submodule(name), self.adapter
+            replace(module, name, Site(layer, own.r, own.scale, own.trains, own.use_dora).to("meta"))
         blocks = _blocks(module, folder.model_type) if self.checkpointing else ()
         if spec.target == "tokens":
             return AdaptedLanguageModel(module, spec.padding).checkpointing(blocks, now=self.checkpointing is True)
@@ -227,7 +228,8 @@ class PretrainedModel(Architecture):
                 f"model.adapter.sha256 is {self.adapter.sha256}: it was changed. Restore it, or leave sha256 out to "
                 "begin a new run"
             )
-        adapter.check(self.adapter.r, self.adapter.alpha, self.adapter.scaling == "alpha_over_sqrt_r")
+        own = self.adapter
+        adapter.check(own.r, own.alpha, own.scaling == "alpha_over_sqrt_r", own.use_dora)
         return adapter.values(own_shapes(model), f"model.{_outputs(self._family, target)}.")
 
     def peft_settings(self, names: Sequence[str], target: Target = "class", rank: int | None = None) -> dict[str, Any]:
@@ -252,6 +254,7 @@ class PretrainedModel(Architecture):
             "r": rank,
             "lora_alpha": own.alpha * (times if own.scaling == "alpha_over_r" else times**0.5),
             "use_rslora": own.scaling == "alpha_over_sqrt_r",
+            "use_dora": any(name.endswith(MAGNITUDE) for name in names),
             "lora_dropout": 0.0,
             "bias": "none",
             "target_modules": sites,

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfl.errors import ModelError
+from rayfl.models.pretrained.magnitudes import adapted_norms, rescaled
 
 ALL_LINEAR = "all-linear"
 """Stands for all linear layers but those that make the outputs."""
@@ -63,28 +64,36 @@ class Site(Mixed):
     """A frozen linear layer W with a low-rank adapter of each client: W x + s B A x.
 
     With several adapters it is W x + s sum_m p_m B_m A_m x. The shares p are those of the sample, or softmax(G x) of
-    the row where a mixer G (m, i) is bound.
+    the row where a mixer G (m, i) is bound. With magnitudes, of one adapter alone, it is what
+    :mod:`rayfl.models.pretrained.magnitudes` says.
 
     Args:
         base: the layer, ``nn.Linear`` or the ``Conv1D`` of transformers.
         rank: r.
         scale: s.
         trains: which of ``a`` and ``b`` require a gradient.
+        decomposed: whether outputs have magnitudes, which require a gradient.
 
     Attributes:
+        lora_magnitude_vector: the magnitudes, shape (N, o) when they are bound for N clients; None without.
+        norms: those of the rows of W, shape (o,), where there are magnitudes; None before W is bound.
         mixer: G of each client, shape (N, m, i); None where shares do not depend on the row.
         delta: what is added to W, shape (N, o, i), in whose first dimension all may be one; None for nothing.
     """
 
     mixer: Tensor | None = None
     delta: Tensor | None = None
+    norms: Tensor | None = None
 
-    def __init__(self, base: nn.Module, rank: int, scale: float, trains: Collection[str]) -> None:
+    def __init__(
+        self, base: nn.Module, rank: int, scale: float, trains: Collection[str], decomposed: bool = False
+    ) -> None:
         super().__init__()
         outputs, inputs = shape_of(base)
         self.base, self.scale = base, scale
         self.lora_A = Matrix(rank, inputs, "a" in trains)
         self.lora_B = Matrix(outputs, rank, "b" in trains)
+        self.lora_magnitude_vector = nn.Parameter(torch.empty(outputs)) if decomposed else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (N b, ..., o) of inputs (N b, ..., i), of which the first b are the first client's."""
@@ -102,6 +111,13 @@ class Site(Mixed):
         if self.delta is not None:
             outputs = outputs + _added(rows, self.delta)
         found = torch.baddbmm(outputs, low, b.to(x.dtype).mT, alpha=self.scale)
+        if self.lora_magnitude_vector is not None:
+            assert self.norms is not None
+            # one factor that all clients have goes through W once
+            a, b = (one if one.dim() == 3 else one[None] for one in (self.lora_A.weight, self.lora_B.weight))
+            norms = adapted_norms(matrix_of(self.base), self.norms, a, b, self.scale)
+            bias: Tensor | None = getattr(self.base, "bias", None)
+            found = rescaled(found, bias, self.lora_magnitude_vector, norms)
         return found.view(y.shape)
 
 
@@ -183,6 +199,12 @@ def shape_of(layer: nn.Module) -> tuple[int, int]:
     """Outputs and inputs of a linear layer."""
     rows, columns = layer.weight.shape  # type: ignore[misc]
     return (int(columns), int(rows)) if is_transposed(layer) else (int(rows), int(columns))
+
+
+def matrix_of(layer: nn.Module) -> Tensor:
+    """The matrix of a linear layer, outputs by inputs."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    return weight.mT if is_transposed(layer) else weight
 
 
 def is_transposed(layer: nn.Module) -> bool:
