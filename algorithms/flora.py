@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Clients, setting
-from algorithms.parts.adapters import adapters_of
+from algorithms.parts.adapters import adapters_of, added_and_rest
 from algorithms.parts.means import mean_of
-from algorithms.parts.partial import part
 from algorithms.parts.ranks import (
     A,
     B,
@@ -28,7 +27,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task
-from rayfl.models.pretrained.mixing import delta_name, is_delta
+from rayfl.models.pretrained.mixing import delta_name
 from rayfl.params import Tree
 
 
@@ -72,7 +71,7 @@ class FLoRA(OwnRanks):
 
     def sent(self, server: Tree) -> Tree:
         """D and the head."""
-        deltas, rest = separated(server["model"])
+        deltas, rest = added_and_rest(server["model"])
         return {"added": deltas, "head": head_of(rest)}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
@@ -117,12 +116,6 @@ class FLoRA(OwnRanks):
             name = delta_name(site)
             found[name] = (old[name].double() + scale * (left @ right)).to(old[name])
         return found
-
-
-def separated(model: Model) -> tuple[Tree, Tree]:
-    """What is added to the base, and the other tensors of a model."""
-    deltas = [name for name in model if is_delta(name)]
-    return part(model, deltas), part(model, [name for name in model if name not in deltas])
 
 
 def without_products(model: Model) -> Tree:

@@ -37,6 +37,7 @@ from algorithms.feddwa import FedDWA
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
 from algorithms.fedetf import FedETF
+from algorithms.fedex_lora import FedExLoRA
 from algorithms.fedexp import FedExP
 from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
@@ -84,6 +85,7 @@ from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
+from algorithms.lora_fair import LoRAFair
 from algorithms.mapper import Mapper
 from algorithms.metafed import MetaFed
 from algorithms.moon import MOON
@@ -98,6 +100,7 @@ from algorithms.pfedla import PFedLA
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
 from algorithms.qfedavg import QFedAvg
+from algorithms.rolora import RoLoRA
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from algorithms.term import TERM
@@ -198,6 +201,9 @@ METHODS: dict[str, type[Algorithm]] = {
         HetLoRA,
         FLoRA,
         FlexLoRA,
+        FedExLoRA,
+        RoLoRA,
+        LoRAFair,
         HeteroFL,
         FedRolex,
         FjORD,

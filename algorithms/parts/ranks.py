@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.parts.adapters import check_adapters
+from algorithms.parts.adapters import COMMON_FACTOR, check_both_factors
 from algorithms.parts.capacities import drawn, in_turn
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -47,12 +47,12 @@ class OwnRanks(Algorithm):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         network: Any = task.network
-        check_adapters(self.name, network)
-        if not (network.groups["lora_a"] and network.groups["lora_b"]):
-            raise ConfigError(
-                f"{self.name} needs model.adapter.trains=[a,b]: where clients have one factor in common, the mean of "
-                "the other is that of the products already, so set algorithm=fedavg, or train both"
-            )
+        check_both_factors(
+            self.name,
+            network,
+            COMMON_FACTOR,
+            "adapters are cut and combined by their products, which magnitudes divide by row norms",
+        )
         if self.ranks is not None and max(self.ranks) > network.rank:
             raise ConfigError(
                 f"algorithm.ranks has {max(self.ranks)}, but the model's adapters are of rank {network.rank}: set "

@@ -31,7 +31,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the one model of all": (
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
         *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
-        *("flora", "feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr"),
+        *("flora", "fedex_lora", "rolora", "lora_fair"),
+        *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr"),
         *("qfedavg", "drfa", "term", "fedsr"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),

@@ -179,11 +179,14 @@ def _kept(method: type[Algorithm]) -> str:
     private, robust = "clips what clients send and adds noise", "are possible"
     if method.no_privacy:
         private, robust = f"is refused: {method.no_privacy}", "are refused for the same reason"
+    why_not = method().why_no_example_privacy()
+    of_samples = f"is refused: {why_not}" if why_not else "is possible"
     return (
         f"## What persists\n\nClient: {client}. Server: {server}.\n\n"
         f"A client held out from training (`evaluation.unseen_clients`) {newcomer}.\n\n"
-        f"[Differential privacy](../privacy.md) {private}. [Compression](../compression.md), attacks on messages "
-        f"and [robust rules](../attacks.md) {robust}."
+        f"[Differential privacy](../privacy.md) {private}. That "
+        f"[of samples](../privacy.md#samples-in-place-of-clients) {of_samples}. "
+        f"[Compression](../compression.md), attacks on messages and [robust rules](../attacks.md) {robust}."
     )
 
 

@@ -37,7 +37,9 @@ NEEDS = {
     "scaffold": "train.momentum=0",
 }
 """What a method needs of the preset to run there, or to show what it is for."""
-ELSEWHERE = dict.fromkeys(("fedalt", "feddpa", "flexlora", "flora", "hetlora"), "quickstart-lora")
+ELSEWHERE = dict.fromkeys(
+    ("fedalt", "feddpa", "fedex_lora", "flexlora", "flora", "hetlora", "lora_fair", "rolora"), "quickstart-lora"
+)
 """The preset of methods that do not run in quickstart."""
 
 

@@ -89,7 +89,7 @@ TRAIN: dict[str, dict[str, Any]] = {
 }
 
 
-ADAPTED = ("fedalt", "feddpa", "hetlora", "flora", "flexlora")
+ADAPTED = ("fedalt", "feddpa", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair")
 """Methods that need a pretrained model, of which there are small ones for classes of images and for texts."""
 _NOT_TRIED = (
     "-: not tried. The method needs adapters, and the small pretrained models here are for classes of "

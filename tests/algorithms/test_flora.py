@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.flora import FLoRA, separated
+from algorithms.flora import FLoRA
+from algorithms.parts.adapters import added_and_rest
 from algorithms.parts.ranks import cut, head_of, padded, rank_in, sites_of
 from rayfl.models.pretrained.mixing import delta_name
 from rayfl.models.pretrained.peft_files import write_adapter
@@ -24,7 +25,7 @@ X = images((6,)).load(0)["train"].x
 def begun(seed: int = 0) -> dict[str, Tensor]:
     """A server's model to which something has been added."""
     toy, generator = adapted_toy(FLoRA()), torch.Generator().manual_seed(seed)
-    deltas, rest = separated(toy.server["model"])
+    deltas, rest = added_and_rest(toy.server["model"])
     return rest | {name: torch.randn(leaf.shape, generator=generator) / 20 for name, leaf in deltas.items()}
 
 
@@ -52,9 +53,11 @@ def test_inv_flora_what_is_added_is_the_dense_mean_of_products() -> None:
 def test_inv_flora_the_server_of_one_client_computes_what_the_client_does() -> None:
     old, alone = begun(), cut(trained(NET, 1), 2)
     found = FLoRA.combined(old, {0: alone}, {0: 7}, NET.scale)
-    mine = {**padded(alone, 3), **separated(old)[0]}
+    mine = {**padded(alone, 3), **added_and_rest(old)[0]}
     assert_close(NET.logits(found, X), NET.logits(mine, X), 1e-5)
-    assert not torch.allclose(NET.logits(found, X), NET.logits({**head_of(separated(found)[1]), **old}, X), atol=1e-3)
+    assert not torch.allclose(
+        NET.logits(found, X), NET.logits({**head_of(added_and_rest(found)[1]), **old}, X), atol=1e-3
+    )
 
 
 def test_inv_flora_adapters_begin_afresh_in_every_round() -> None:

@@ -50,5 +50,8 @@ def test_what_cannot_work_is_refused(method: Any) -> None:
     toy = adapted_toy(method, model={"adapter": {"r": 3, "alpha": 6, "trains": ["b"]}})
     with pytest.raises(ConfigError, match=rf"{method.name} needs model\.adapter\.trains=\[a,b\]"):
         method.check(toy.task, toy.context)
+    toy = adapted_toy(method, model={"adapter": {"r": 3, "alpha": 6, "use_dora": True}})
+    with pytest.raises(ConfigError, match=rf"{method.name} needs model\.adapter\.use_dora=false"):
+        method.check(toy.task, toy.context)
     with pytest.raises(ConfigError, match=rf"{method.name} needs a model with adapters .*model=pretrained"):
         method.check(two_layers(), toy.context)

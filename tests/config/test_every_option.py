@@ -40,6 +40,7 @@ TOGETHER = {
     "AttackConfig.labels": {"clients": [1]},
     "AttackConfig.message": {"clients": [1], "strength": 1},
     "AttackConfig.strength": {"clients": [1], "message": "scaled"},
+    "AttackConfig.perturbation": {"clients": [1], "message": "min_max"},
     "EarlyStoppingConfig.patience": {"target": 0.5},
     "EarlyStoppingConfig.min_delta": {"patience": 1},
     "EarlyStoppingConfig.metric": {"patience": 1},

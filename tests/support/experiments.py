@@ -120,6 +120,8 @@ OF_ADAPTERS: dict[str, dict[str, Any]] = {
     "hetlora": {"name": "hetlora", "ranks": [1, 2], "kept_share": 0.5, "pruning_weight": 1.0},
     "flora": {"name": "flora", "ranks": [1, 2]},
     "flexlora": {"name": "flexlora", "ranks": [1, 2]},
+    "rolora-b-twice": {"name": "rolora", "b_rounds": 2},
+    "lora-fair-squared": {"name": "lora_fair", "penalty": "squared"},
     "superfed-products": {"name": "superfed", "start": 0.25, "adapters": "products"},
     "floco-adapters": {
         "name": "floco", "simplex_dimension": 3, "assignment_round": 1, "simplex_over": "adapters",

@@ -40,6 +40,7 @@ BASES: dict[str, dict[str, Any]] = {
     "hetlora": {"ranks": (1, 3, 2), "kept_share": 0.5, "pruning_weight": 1.0},
     "knn_per": {"neighbours": 3},
     "l2gd": {"penalty_weight": 5.0},
+    "lora_fair": {"correction_weight": 1e-3},
     "pacfl": {"threshold": 28.0},
     "mapper": {"grid": (0.25, 0.75)},
     "metafed": {"warmup_epochs": 1, "ready_above": 0.4},

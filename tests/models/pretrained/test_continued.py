@@ -16,13 +16,14 @@ import yaml
 import rayfl
 from rayfl.runs.verification import verify
 from rayfl.storage.files import Storage
-from tests.support.adapter_runs import experiment
+from tests.support.adapter_runs import ADAPTERS, experiment
 from tests.support.experiments import assert_same, outcome
 
 ROOT = Path(__file__).parents[3]
 KEPT = {"rounds": 3, "persist_optimizer": True}
 METHODS: dict[str, Any] = {
     "FedSA-LoRA": {"name": "fedper", "head_group": "lora_b_and_head"},
+    "FedSA-LoRA with DoRA": {"name": "fedper", "head_group": "lora_b_and_head"},
     "FedDPA": {"name": "feddpa"},
     "FedALT": {"name": "fedalt"},
 }
@@ -30,9 +31,14 @@ FORGETTING: dict[str, Any] = {
     "HetLoRA": {"name": "hetlora", "ranks": [1, 2], "kept_share": 0.5, "pruning_weight": 1.0},
     "FLoRA": {"name": "flora", "ranks": [1, 2]},
     "FlexLoRA": {"name": "flexlora", "ranks": [1, 2]},
+    "FedEx-LoRA": {"name": "fedex_lora"},
+    "RoLoRA": {"name": "rolora"},
+    "LoRA-FAIR": {"name": "lora_fair", "correction_weight": 1e-4},
 }
 """Methods that keep no moments, and nothing else of a client."""
-QUICK = ("FedSA-LoRA", "FLoRA")
+MODELS: dict[str, Any] = {"FedSA-LoRA with DoRA": {"adapter": {**ADAPTERS, "use_dora": True}}}
+"""Changes of the section ``model``."""
+QUICK = ("FedSA-LoRA with DoRA", "FLoRA")
 
 
 class _Stop(rayfl.Callback):
@@ -51,6 +57,7 @@ def test_a_run_that_ends_inside_a_round_continues_to_the_same_bits(method: str, 
     """Client by client, with AdamW's moments kept; the states and moments of the lost round are trained again."""
     train = KEPT if method in METHODS else {"rounds": 3}
     options = {"train": train, "evaluation": {"every": 1}, "engine": {"mode": "looped"}}
+    options["model"] = MODELS.get(method, {})
     settings = {**METHODS, **FORGETTING}[method]
     rayfl.run(experiment(tmp_path, "whole", settings, **options))
     pieces = experiment(tmp_path, "pieces", settings, **options)

@@ -37,15 +37,21 @@ from tests.support.bases import (
 from tests.support.experiments import outcome
 from tests.support.toys import assert_close, assert_equal
 
-A, B, D, HEAD = 4 * 2 * 32, 4 * 32 * 2, 4 * 32 * 32, 32 * 10 + 10
-"""Scalars of all first and second factors, of a matrix for each of these layers, and of the head, of the small vision
-transformer."""
+A, B, M, D, HEAD = 4 * 2 * 32, 4 * 32 * 2, 4 * 32, 4 * 32 * 32, 32 * 10 + 10
+"""Scalars of all first and second factors, of magnitudes and of a matrix for each of these layers, and of the head, of
+the small vision transformer."""
 
 
 SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "FedIT": ({"name": "fedavg"}, {}, A + B + HEAD),
     "FFA-LoRA": ({"name": "fedavg"}, {"adapter": {**ADAPTERS, "trains": ["b"]}}, B + HEAD),
     "FedSA-LoRA": ({"name": "fedper", "head_group": "lora_b_and_head"}, {}, A),
+    "FedIT with DoRA": ({"name": "fedavg"}, {"adapter": {**ADAPTERS, "use_dora": True}}, A + B + M + HEAD),
+    "FedSA-LoRA with DoRA": (
+        {"name": "fedper", "head_group": "lora_b_and_head"},
+        {"adapter": {**ADAPTERS, "use_dora": True}},
+        A,
+    ),
     "FedPer": ({"name": "fedper"}, {}, A + B),
     "LG-FedAvg of B": ({"name": "lg_fedavg", "head_group": "lora_b"}, {}, B),
     "Ditto": ({"name": "ditto"}, {}, A + B + HEAD),
@@ -54,16 +60,17 @@ SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
     "HetLoRA": ({"name": "hetlora"}, {}, A + B + HEAD),
     "FLoRA": ({"name": "flora"}, {}, (D + HEAD, A + B + HEAD)),
     "FlexLoRA": ({"name": "flexlora"}, {}, A + B + HEAD),
+    "FedEx-LoRA": ({"name": "fedex_lora"}, {}, (D + A + B + HEAD, A + B + HEAD)),
+    "RoLoRA": ({"name": "rolora"}, {}, (A + B + HEAD, A + HEAD)),
+    "LoRA-FAIR": ({"name": "lora_fair"}, {}, A + B + HEAD),
 }
 """By method: its configuration, changes of the model, and how many scalars travel; down and up."""
+QUICK = ("FedIT with DoRA", "FedSA-LoRA", "FedPer", "HetLoRA")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in ("LG-FedAvg of B", "Ditto", "FLoRA", "FlexLoRA") else [])
-        for name in SENT
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] if name not in QUICK else []) for name in SENT],
 )
 def test_messages_are_what_is_shared_and_stacks_are_looped_clients(name: str, tmp_path: Path) -> None:
     method, model, scalars = SENT[name]
@@ -270,7 +277,7 @@ def test_an_adapter_to_begin_from_is_checked_and_counts(tmp_path: Path) -> None:
     assert configs[0].fingerprint() != load_config(Experiment, experiment(tmp_path, "run", "fedavg"), {}).fingerprint()
     settings = json.loads((tmp_path / "two" / SETTINGS).read_text())
     (tmp_path / "two" / SETTINGS).write_text(json.dumps({**settings, "use_dora": True}))
-    with pytest.raises(ModelError, match="use_dora=True, which cannot be continued"):
+    with pytest.raises(ModelError, match=r"needs .* model\.adapter\.use_dora=true"):
         section("vit", adapter={**start, "start": str(tmp_path / "two")}).network(IMAGES)
     settled = section("vit", adapter=start).settled()
     content = bytearray((tmp_path / "one" / WEIGHTS).read_bytes())

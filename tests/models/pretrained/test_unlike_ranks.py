@@ -52,8 +52,9 @@ def test_a_truncated_adapter_leaves_with_its_own_rank(tmp_path: Path) -> None:
         torch.testing.assert_close(plain.logits(plain.initialize(0), x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_was_added_to_the_base_leaves_as_weights_and_not_as_an_adapter(tmp_path: Path) -> None:
-    rayfl.run(experiment(tmp_path, "run", "flora"))
+@pytest.mark.parametrize("name", ["flora", "fedex_lora"])
+def test_what_was_added_to_the_base_leaves_as_weights_and_not_as_an_adapter(name: str, tmp_path: Path) -> None:
+    rayfl.run(experiment(tmp_path, "run", name))
     models = CommittedModels(open_run(str(tmp_path / "run"), Experiment))
     with pytest.raises(ConfigError, match="--format peft: 'global' adds a whole matrix to each layer"):
         export_adapter(models, 1, None, tmp_path / "adapter")
