@@ -2,6 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Where it is set, as in images of containers, each of the hundreds of processes that tests start would compile PyTorch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-device lint install docs chaos fuzz ray-versions clean
 
 install: $(VENV)/installed
