@@ -91,7 +91,13 @@ def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: 
 
 
 @MOSTLY_STACKED
-@pytest.mark.parametrize(("config", "spec"), SMALL.values(), ids=SMALL.keys())
+@pytest.mark.parametrize(
+    ("config", "spec"),
+    [
+        pytest.param(*one, id=name, marks=pytest.mark.slow if name.startswith("resnet9 ") else ())
+        for name, one in SMALL.items()
+    ],
+)
 def test_every_model_trains_elsewhere(config: Architecture, spec: InputSpec, mode: str) -> None:
     task = Classification(config.network(spec))
     # By the deviation of few samples rounding is magnified: in float32, devices that round differently do not agree.

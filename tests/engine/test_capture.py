@@ -83,7 +83,9 @@ def both(updates: Sequence[TrainRequest], network: Network) -> Recording:
 
 
 @pytest.mark.parametrize("products", [False, True], ids=["autograd", "products"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "recurrent" else ()) for name in MODELS]
+)
 def test_replays_are_the_steps_to_the_bit(name: str, products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectorized, "are_products", lambda device: products)
     factory, spec = MODELS[name]

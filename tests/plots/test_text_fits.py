@@ -72,7 +72,7 @@ def faults(figure: Figure) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "size", ["", "icml-column", *(pytest.param(size, marks=pytest.mark.slow) for size in ("neurips", "icml"))]
+    "size", ["icml-column", *(pytest.param(size, marks=pytest.mark.slow) for size in ("", "neurips", "icml"))]
 )
 @pytest.mark.parametrize("kind", _FIGURES)
 def test_every_text_can_be_read(made: Runs, kind: str, size: str) -> None:

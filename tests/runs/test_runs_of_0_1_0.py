@@ -37,7 +37,7 @@ STATUS = {"diff": {1}, "replay": {0, 1}}
 """There are differences; and on another processor than the run was made on, the last bits may be others."""
 
 
-@pytest.fixture(params=[SUPERFED, OWN])
+@pytest.fixture(params=[SUPERFED, pytest.param(OWN, marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of a run."""
     return Path(shutil.copytree(FOLDER / request.param, tmp_path / "runs" / request.param))

@@ -89,6 +89,7 @@ def test_a_node_that_leaves_meanwhile_needs_no_storage(tmp_path: Path, monkeypat
 
 
 @pytest.mark.usefixtures("local_ray")
+@pytest.mark.slow
 def test_a_single_node_shares_with_nobody(tmp_path: Path) -> None:
     check_shared_storage(Storage(str(tmp_path)), 1)
     assert not list(tmp_path.iterdir())

@@ -133,9 +133,8 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_command_under_ray_stops_between_two_rounds(number: int, status: int, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     content = small_experiment(tmp_path, "run", "fedavg", num_actors=1)

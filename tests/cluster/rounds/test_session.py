@@ -29,6 +29,7 @@ def listening_addresses() -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_local_ray_listens_on_the_loopback_interface_only_and_ends_with_the_run() -> None:
     script = (
         "from cluster.rounds.session import ray_session; import ray, time\n"
