@@ -44,6 +44,7 @@ class Ditto(PersonalCopy):
     name: Literal["ditto"] = "ditto"
     citation: ClassVar[str] = "Li et al., ICML 2021"
     no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "v_k"
     server_keeps: ClassVar[str] = "w"
 

@@ -28,3 +28,4 @@ class FedAvg(FineTuned):
     name: Literal["fedavg"] = "fedavg"
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
     no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""

@@ -32,6 +32,7 @@ class FedBN(FineTuned):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Li et al., ICLR 2021"
     no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""
     client_keeps: ClassVar[str] = "norm_k"
     server_keeps: ClassVar[str] = "w without norm"
     newcomer: ClassVar[str] = "w, and normalization layers that it fits to that"

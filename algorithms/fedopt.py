@@ -78,6 +78,7 @@ class FedAvgM(FedOpt):
     name: Literal["fedavgm"] = "fedavgm"
     citation: ClassVar[str] = "Hsu et al., arXiv 2019"
     no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""
     server_keeps: ClassVar[str] = "w, u"
 
     server_lr: float = setting(1.0, "eta_g", "learning rate of the server", gt=0)
@@ -147,6 +148,7 @@ class FedAdagrad(Adaptive):
     name: Literal["fedadagrad"] = "fedadagrad"
     citation: ClassVar[str] = "Reddi et al., ICLR 2021"
     no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""
     server_keeps: ClassVar[str] = "w, m, v"
 
     first_decay: float = setting(
@@ -196,6 +198,7 @@ class FedYogi(Decaying):
     name: Literal["fedyogi"] = "fedyogi"
     citation: ClassVar[str] = "Reddi et al., ICLR 2021"
     no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""
     server_keeps: ClassVar[str] = "w, m, v"
 
     def second(self, v: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
@@ -224,6 +227,7 @@ class FedAdam(Decaying):
     name: Literal["fedadam"] = "fedadam"
     citation: ClassVar[str] = "Reddi et al., ICLR 2021"
     no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""
     server_keeps: ClassVar[str] = "w, m, v"
 
     def second(self, v: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:

@@ -41,6 +41,7 @@ class FedProx(FineTuned):
     name: Literal["fedprox"] = "fedprox"
     citation: ClassVar[str] = "Li et al., MLSys 2020"
     no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""
 
     proximal_weight: float = setting(0.01, "mu", "weight of the proximal term; 0 is federated averaging", ge=0)
     proximal_form: Literal["half_squared", "squared", "norm_per_layer", "smooth_l1_mean"] = setting(

@@ -85,6 +85,7 @@ class KnnPer(Averaging):
     personalized: ClassVar[str] = "lambda"
     sweep: ClassVar[str | None] = "lambda"
     citation: ClassVar[str] = "Marfoq et al., ICML 2022"
+    no_gradient: ClassVar[str] = ""
     newcomer: ClassVar[str] = "w, and the vote of its own samples"
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "neighbours vote for a class"}
 

@@ -13,15 +13,24 @@ _UNCHECKED = (
 )
 
 
+_UNSAID = (
+    "nobody has said of this method that its clients send the received model after one training on their loss alone "
+    "(no_gradient)"
+)
+
+
 class SamplesOfClients:
-    """The part of a method's contract that the privacy of samples needs.
+    """The part of a method's contract that the privacy of samples, and attacks on it, need.
 
     Class attributes:
         no_example_privacy: why what clients send cannot be made private by noised training (``Client.train``) alone;
             empty where it can. A class that says nothing itself is refused, whatever it derives from.
+        no_gradient: why what clients send is no sum of gradients of their loss, of which the first is at the received
+            model (``rayfl invert``); empty where it is. Here too, each class speaks for itself.
     """
 
     no_example_privacy: ClassVar[str] = _UNCHECKED
+    no_gradient: ClassVar[str] = _UNSAID
 
     def why_no_example_privacy(self) -> str:
         """Returns why samples cannot be private with the method as it is configured; empty where they can."""
@@ -30,6 +39,10 @@ class SamplesOfClients:
             return own
         sent = getattr(self, "no_privacy", "")  # where clients send more than a model, that is where to begin
         return f"{_UNCHECKED}: {sent}" if sent else _UNCHECKED
+
+    def why_no_gradient(self) -> str:
+        """Returns why a client's message tells no gradient of its loss; empty where it does."""
+        return str(getattr(self, "no_privacy", "") or vars(type(self)).get("no_gradient", _UNSAID))
 
     def noised_batches(self, train: TrainConfig, samples: int) -> Mapping[int, int]:
         """Returns how many mini-batches a client draws for a round's training at most, by the steps on each.

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from algorithms.base import Averaging
-from algorithms.ditto import Ditto
-from algorithms.fedprox import FedProx
 from rayfl.engine.gradient_matching import Labels, Objective
-from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.runs.folder import RunFolder
@@ -28,7 +22,7 @@ def check_attack(run: RunFolder, client: int, labels: Labels) -> None:
         )
     if task.name != "classification":
         raise ConfigError(f"{run.uri} is a run of {task.name}; invert is for task=classification")
-    if why := _why_no_gradient(method):
+    if why := method.why_no_gradient():
         raise ConfigError(f"invert: what clients of {method.name} send is no gradient of their loss: {why}")
     if train.optimizer != "sgd":
         raise ConfigError(f"invert: steps of train.optimizer={train.optimizer} are no gradients; it is for sgd")
@@ -44,17 +38,6 @@ def check_attack(run: RunFolder, client: int, labels: Labels) -> None:
         raise ConfigError(f"client {client} is malicious: its samples, or its message, are not what they are here")
     if labels == "inferred" and head_bias(network) is None:
         raise ConfigError("--labels inferred: they follow from the gradient of the head's bias, and there is none")
-
-
-def _why_no_gradient(method: Any) -> str:
-    """Returns why a client's message is no difference of one model after steps on its loss; empty where it is."""
-    if why := method.no_privacy:
-        return str(why)
-    if type(method) in (FedProx, Ditto):  # FedProx's proximal term has no gradient at the first step
-        return ""
-    if not isinstance(method, Averaging) or type(method).local_update is not Averaging.local_update:
-        return "clients do more than one training of the received model"
-    return "" if method.objective == loss() else "clients train on another objective"
 
 
 def caveats(run: RunFolder, steps: int, objective: Objective) -> list[str]:
