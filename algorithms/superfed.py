@@ -35,8 +35,7 @@ class SuPerFed(TrainedNewcomers):
     Server: w^g. Client: w^l, never sent. Down: w^g. Up: w^f, n_k. Evaluated: lambda = 0 (global), 0.1, ..., 1 (local).
 
     References:
-        Hahn, Jeong, Lee: Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022, Algorithm 1
-        and eqs. 3-6.
+        Hahn, Jeong, Lee: Connecting Low-Loss Subspace for Personalized Federated Learning, KDD 2022, Alg. 1, eqs. 3-6.
     """
 
     name: Literal["superfed"] = "superfed"
@@ -62,10 +61,7 @@ class SuPerFed(TrainedNewcomers):
         "own", "", "initial w^l: an own draw per client, one draw shared by all, or a copy of the first w^g received"
     )
     lm_lstm_per_layer: bool = setting(
-        False,
-        "",
-        "lm: a coefficient for each of stacked recurrent layers, not for the stack",
-        only={"mode": ("lm",), "fixed_coefficient": (None,)},
+        False, "", "lm: one for each stacked recurrent layer", only={"mode": ("lm",), "fixed_coefficient": (None,)}
     )
     fixed_coefficient: float | None = setting(
         None, "", "use this lambda in every step instead of drawing one (ablations)", ge=0, le=1
@@ -101,8 +97,7 @@ class SuPerFed(TrainedNewcomers):
             client.publish(local=Predictor.of(trained["federated"]))
             return self.weighted(client, trained["federated"])
         ends = {"federated": model, "local": self._local_model(client, model)}
-        shape = () if self.mode == "mm" else (len(self._layers(client.task)),)
-        draw = coefficients(shape, self.fixed_coefficient)
+        draw = coefficients(() if self.mode == "mm" else (len(self._layers(client.task)),), self.fixed_coefficient)
         trained = await client.train(ends, self.objective, frozen={"received": model}, draw=draw)
         client.state["local"] = trained["local"]
         client.publish(**self._line(trained["federated"], trained["local"], client.task))
