@@ -55,6 +55,8 @@ TOGETHER = {
     "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.padding": {"path": "rows.parquet", "kind": "tokens"},
+    "ImageFolderSource.part": {"path": "folder", "levels": ["split", "class"]},
+    "ImageFolderSource.validation": {"path": "folder", "levels": ["split", "class"]},
     "HuggingFaceSource.length": {"path": "folder", "tokenizer": "words"},
     "HuggingFaceSource.vocabulary": {"path": "folder", "tokenizer": "words"},
     "HuggingFaceSource.padding": {"path": "folder", "kind": "tokens"},
@@ -177,6 +179,8 @@ def values(annotation: Any, default: Any) -> Iterator[Any]:
         items = [list(values(argument, None)) for argument in arguments if argument is not Ellipsis]
         for first in itertools.islice(itertools.product(*items), 40):
             yield from (first, first * 2, first * 3)
+            if isinstance(default, tuple) and default:
+                yield (*first, *default)
     elif arguments:  # a union, or one with constraints
         for argument in arguments:
             yield from values(argument, default)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from PIL import Image
@@ -27,6 +27,7 @@ def decode_images(
     place: Callable[[int], str],
     progress: Callable[[int], None] = lambda done: None,
     side: int | None = None,
+    remedy: str = "",
 ) -> np.ndarray:
     """Decodes images of one size, or brings them to one.
 
@@ -37,6 +38,7 @@ def decode_images(
         progress: told how many are done, now and then.
         side: height and width to which images are brought (bilinear, without keeping their proportions); None: all
             have one size.
+        remedy: of images of several sizes, beside bringing them to one.
 
     Returns:
         uint8 of shape (count, channels, height, width): one channel if all images are grey, else three (RGB).
@@ -65,7 +67,7 @@ def decode_images(
         ) from error
     for position, (own, _) in enumerate(heads):
         if own != size and side is None:
-            raise _other_size(place(position), own, place(0), size)
+            raise _other_size(place(position), own, place(0), size, remedy)
         try:
             with Image.open(io.BytesIO(read(position))) as image:
                 converted = image.convert(mode)
@@ -115,7 +117,7 @@ def decode_masks(count: int, read: Callable[[int], bytes], place: Callable[[int]
     return np.stack(masks)
 
 
-def count_turned(images: Sequence[bytes]) -> int:
+def count_turned(images: Iterable[bytes]) -> int:
     """Returns how many images, which can be decoded, say in their EXIF data that they are to be turned or mirrored."""
     found = 0
     for data in images:
@@ -157,10 +159,10 @@ def _head(data: bytes, place: str) -> tuple[tuple[int, int], str]:
         raise _undecodable(place, error) from error
 
 
-def _other_size(place: str, own: Sequence[int], first: str, size: Sequence[int]) -> DataError:
+def _other_size(place: str, own: Sequence[int], first: str, size: Sequence[int], remedy: str = "") -> DataError:
     return DataError(
         f"{place}: the image has {own[0]} x {own[1]} pixels, but {first} has {size[0]} x {size[1]}; bring all images "
-        "to one size"
+        f"to one size{remedy}"
     )
 
 

@@ -46,6 +46,7 @@ class Rows:
         left_out: how many rows there were of which nothing could be learned.
         shortened: how many conversations have but their last answer to learn.
         notes: what a user should be warned of, found where the inputs were read.
+        domains: the domain of every row, where those of one follow each other; None where there are no domains.
     """
 
     x: np.ndarray
@@ -65,6 +66,7 @@ class Rows:
     left_out: int = 0
     shortened: int = 0
     notes: tuple[str, ...] = ()
+    domains: np.ndarray | None = None
 
     def spec(self, num_classes: int, target: Target) -> InputSpec:
         """Returns what a model must know of them.

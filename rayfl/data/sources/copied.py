@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -29,6 +30,7 @@ from rayfl.examples import Target
 from rayfl.randomness import RandomStreams
 
 _KEY_DIGITS = 12
+_COLUMNS = ("x", "y", "clients", "domains")
 
 
 class CopiedSource(PreparableSource):
@@ -44,10 +46,18 @@ class CopiedSource(PreparableSource):
         "test rows among the clients, with a warning.",
     )
 
+    ignoring_splits: ClassVar[str] = "dataset.split=none"
+    """What says that the division into train and test does not count."""
+
     @property
     @abstractmethod
     def files(self) -> tuple[Path, ...]:
         """The files on this machine."""
+
+    @property
+    def on_record(self) -> tuple[Path, ...]:
+        """The files whose checksums the copy's record has."""
+        return self.files
 
     @abstractmethod
     def _choices(self) -> Mapping[str, Any]:
@@ -130,16 +140,14 @@ class CopiedSource(PreparableSource):
         Args:
             rows: by split, how many rows without clients there are.
         """
-        options = type(self).model_fields
-        if options["part"].default != "both" or rows.keys() != {"train", "test"}:
+        if type(self).model_fields["part"].default != "both" or rows.keys() != {"train", "test"}:
             return []
-        ignoring = "dataset.split=none" if "split" in options else "both splits in dataset.train"
         return [
             Remark(
                 f"{rows['test']} of {sum(rows.values())} samples are of the split test, and are divided among the "
                 "clients like those of the split train: set dataset.part=train to leave them out "
                 "(evaluation.official_test then scores the server's model on them), or say with "
-                f"{ignoring} that the division does not count"
+                f"{self.ignoring_splits} that the division does not count"
             )
         ]
 
@@ -178,7 +186,10 @@ class CopiedSource(PreparableSource):
             spec = rows.spec(num_classes, self._learns)
             source = ", ".join(map(str, self.files))
             if rows.clients is None:
-                content = write_pooled(path, self.name, _by_split(rows), spec.num_classes, source, spec).sha256
+                own = _by_split(rows)
+                parts = {part: (rows.x[chosen], rows.y[chosen]) for part, chosen in own.items()}
+                domains = {part: _domains(rows, chosen) for part, chosen in own.items()}
+                content = write_pooled(path, self.name, parts, spec.num_classes, source, spec, domains).sha256
             else:
                 content = write_clients(path, rows, spec, own_test=self.part == "both", source=source, kind=self.name)
             options = {**self._noted(), "clients": rows.clients is not None}
@@ -187,7 +198,7 @@ class CopiedSource(PreparableSource):
                 options["classes"] = rows.class_names
             if rows.table is not None:
                 options["table"] = asdict(rows.table)
-            write_record(path, content, source, tuple(map(SourceFile.of, self.files)), options)
+            write_record(path, content, source, tuple(map(SourceFile.of, self.on_record)), options)
         return path
 
     def _of_part(self, rows: Rows) -> Rows:
@@ -199,8 +210,8 @@ class CopiedSource(PreparableSource):
         own = rows.splits == self.part
         if not own.any():
             raise DataError(f"dataset.part: no row of {', '.join(map(str, self.files))} has the split {self.part}")
-        clients = None if rows.clients is None else rows.clients[own]
-        return replace(rows, x=rows.x[own], y=rows.y[own], clients=clients, splits=None)
+        columns = {name: None if (column := getattr(rows, name)) is None else column[own] for name in _COLUMNS}
+        return replace(rows, **columns, splits=None)
 
 
 def _is_whole(path: Path, order: Order) -> bool:
@@ -212,9 +223,14 @@ def _is_whole(path: Path, order: Order) -> bool:
     return record is not None and known and "groups" in record.options.get("table", {"groups": ()})
 
 
-def _by_split(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Train before test."""
+def _by_split(rows: Rows) -> dict[str, np.ndarray | slice]:
+    """Which rows are of a part; train before test."""
     if rows.splits is None:
-        return {"train": (rows.x, rows.y)}
+        return {"train": slice(None)}
     parts = {part: rows.splits == part for part in ("train", "test")}
-    return {part: (rows.x[own], rows.y[own]) for part, own in parts.items() if own.any()}
+    return {part: own for part, own in parts.items() if own.any()}
+
+
+def _domains(rows: Rows, own: np.ndarray | slice) -> dict[str, int]:
+    """How many of some rows each domain has, in their order."""
+    return {} if rows.domains is None else dict(Counter(rows.domains[own].tolist()))

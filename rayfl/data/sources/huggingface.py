@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ class HuggingFaceSource(ColumnSource):
     learned, else categories or clients by name), Image, lists of numbers or of tokens, lists of ClassLabel (several
     labels), and arrays. Nothing is downloaded but by `rayfl data prepare`.
     """
+
+    ignoring_splits: ClassVar[str] = "both splits in dataset.train"
 
     name: Literal["huggingface"] = Field(
         default="huggingface", description="A data set of Hugging Face in a folder (needs the extra hf)."

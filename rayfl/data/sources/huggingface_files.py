@@ -14,15 +14,11 @@ import pyarrow.parquet as pq
 
 from rayfl.data.sources.preparing import PREPARED
 from rayfl.data.sources.root import nor_here
+from rayfl.data.sources.split_names import SPLIT_NAMES
 from rayfl.errors import DataError
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
 _SHARD = re.compile(r"[-_]\d+[-_]of[-_]\d+.*$")
-_SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
 
 
 @dataclass(frozen=True)
@@ -134,15 +130,16 @@ def _by_split(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     for path in files:
         inside = path.relative_to(folder).parts[:-1]
         stem = _SHARD.sub("", path.stem)
-        said = _SPLITS.get(stem) or next((_SPLITS[part] for part in reversed(inside) if part in _SPLITS), None)
+        names = (stem, *reversed(inside))
+        said = next((SPLIT_NAMES[name] for name in names if name in SPLIT_NAMES), None)
         if said is None and path.suffix == ".arrow" and "-" in stem:  # a cache's: NAME-SPLIT
             ending = stem.rpartition("-")[2]
-            said = _SPLITS.get(ending, ending)
+            said = SPLIT_NAMES.get(ending, ending)
         if said is None:
-            words = [word for word in re.split(r"[^a-zA-Z0-9]+", stem) if word in _SPLITS]
-            said = _SPLITS[words[0]] if words else "train"
+            words = [word for word in re.split(r"[^a-zA-Z0-9]+", stem) if word in SPLIT_NAMES]
+            said = SPLIT_NAMES[words[0]] if words else "train"
         found.setdefault(said, []).append(path)
-        homes[folder.joinpath(*(part for part in inside if part not in _SPLITS))] = None
+        homes[folder.joinpath(*(part for part in inside if part not in SPLIT_NAMES))] = None
     if len(homes) > 1:
         raise DataError(
             f"dataset.path: {folder} has files of several data sets: name the folder of one, such as "

@@ -17,6 +17,7 @@ from rayfl.data.sources.emnist import EmnistSource
 from rayfl.data.sources.har import HarSource
 from rayfl.data.sources.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.huggingface import HuggingFaceSource
+from rayfl.data.sources.image_folder import ImageFolderSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
 from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.isic import Isic2019Source
@@ -65,6 +66,7 @@ DatasetConfig = Annotated[
         SyntheticInstructionsSource,
         ParquetSource,
         ArraysSource,
+        ImageFolderSource,
         HuggingFaceSource,
         InstructionsSource,
         CustomSource,
