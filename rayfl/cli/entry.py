@@ -156,15 +156,15 @@ def run(
 @app.command("list")
 def list_(
     what: Annotated[
-        Literal["algorithms", "datasets", "partitions", "tasks", "models", "presets", "tables"] | None,
-        typer.Argument(help="Which list; all but presets and tables if left out."),
+        Literal["algorithms", "methods", "datasets", "partitions", "tasks", "models", "presets", "tables"] | None,
+        typer.Argument(help="Which list; all but presets and tables if left out. Methods are algorithms."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List what can be named in a configuration: methods first."""
     from rayfl.cli.catalog import KINDS, LONG, catalog, fields
 
-    kinds = list(KINDS) if what is None else [what]
+    kinds = list(KINDS) if what is None else ["algorithms" if what == "methods" else what]
     if as_json:
         found = {kind: [dict(zip(fields(kind), entry, strict=False)) for entry in catalog(kind)] for kind in kinds}
         write_json("list", {"kind": found})

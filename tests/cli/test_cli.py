@@ -129,6 +129,7 @@ def test_list_and_show() -> None:
     for name in ("scaffold", "fedphp", "digits", "pathological", "char_lstm"):
         assert name in text
     assert "quickstart" in command("list", "presets")[1]
+    assert command("list", "methods") == command("list", "algorithms")
     code, text = command("list", "models")
     assert "two_nn" in text
     assert "scaffold" not in text

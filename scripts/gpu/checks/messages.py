@@ -9,7 +9,17 @@ import torch
 from checks.bench import DEVICE
 from checks.correct import difference, outcome
 from checks.running import Check, Record
-from rayfl.engine.aggregators import Bulyan, GeometricMedian, Krum, Median, NormBounding, TrimmedMean
+from rayfl.engine.aggregators import (
+    Bulyan,
+    CenteredClipping,
+    DivideAndConquer,
+    FoolsGold,
+    GeometricMedian,
+    Krum,
+    Median,
+    NormBounding,
+    TrimmedMean,
+)
 from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.compressors import Quantize, RandomK, Sign, TopK
 
@@ -17,10 +27,12 @@ from rayfl.engine.compressors import Quantize, RandomK, Sign, TopK
 def _sections() -> dict[str, dict[str, Any]]:
     rules = [
         Median(), TrimmedMean(malicious=1), Krum(malicious=1, kept=2), Bulyan(malicious=1), GeometricMedian(),
-        NormBounding(),
+        NormBounding(), CenteredClipping(), DivideAndConquer(malicious=1), FoolsGold(),
     ]  # fmt: skip
     compressors = [TopK(), RandomK(), RandomK(error_feedback=True), Quantize(), Sign()]
-    strengths: dict[Any, float | None] = {"sign_flip": None, "gaussian": 1.0, "scaled": 10.0, "alie": None, "ipm": 0.5}
+    strengths: dict[Any, float | None] = {
+        "sign_flip": None, "gaussian": 1.0, "scaled": 10.0, "alie": None, "ipm": 0.5, "min_max": None, "min_sum": None,
+    }  # fmt: skip
     attacks = [AttackConfig(clients=[1], message=name, strength=strength) for name, strength in strengths.items()]
     return {
         **{f"aggregator {type(rule).__name__}": {"aggregator": rule} for rule in rules},
