@@ -30,7 +30,6 @@ from rayfl.examples import Target
 from rayfl.randomness import RandomStreams
 
 _KEY_DIGITS = 12
-_COLUMNS = ("x", "y", "clients", "domains")
 
 
 class CopiedSource(PreparableSource):
@@ -210,8 +209,9 @@ class CopiedSource(PreparableSource):
         own = rows.splits == self.part
         if not own.any():
             raise DataError(f"dataset.part: no row of {', '.join(map(str, self.files))} has the split {self.part}")
-        columns = {name: None if (column := getattr(rows, name)) is None else column[own] for name in _COLUMNS}
-        return replace(rows, **columns, splits=None)
+        clients = None if rows.clients is None else rows.clients[own]
+        domains = None if rows.domains is None else rows.domains[own]
+        return replace(rows, x=rows.x[own], y=rows.y[own], clients=clients, domains=domains, splits=None)
 
 
 def _is_whole(path: Path, order: Order) -> bool:
