@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, check_everyone, setting
+from algorithms.parts.clusters import fitting_model
 from algorithms.parts.means import mean_of
 from algorithms.parts.partial import joined, part, separated
 from rayfl.aggregation.exact_sum import Weighted
@@ -182,11 +183,5 @@ class CFL(Algorithm):
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         if "models" in server:
-            server = {"model": await self.fitting(client, server["models"])}
+            server = {"model": await fitting_model(client, server["models"])}
         return {"personalized": Predictor.of(server["model"])}
-
-    async def fitting(self, client: Client, models: Tree) -> Tree:
-        """The cluster's model with the smallest loss on a newcomer's training samples, the first of several."""
-        losses = {number: (await client.score(Predictor.of(model), "train")).loss for number, model in models.items()}
-        found: Tree = models[min(losses, key=lambda number: (losses[number], int(number)))]
-        return found

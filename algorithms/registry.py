@@ -27,6 +27,7 @@ from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcm import FedCM
 from algorithms.fedcp import FedCP
+from algorithms.fedcross import FedCross
 from algorithms.feddbe import FedDBE
 from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
@@ -50,6 +51,7 @@ from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmmd import FedMMD
 from algorithms.fedmrl import FedMRL
+from algorithms.fedmtl import FedMTL
 from algorithms.fednh import FedNH
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
@@ -80,6 +82,7 @@ from algorithms.fml import FML
 from algorithms.gpfl import GPFL
 from algorithms.heterofl import HeteroFL
 from algorithms.hetlora import HetLoRA
+from algorithms.hierfavg import HierFAVG
 from algorithms.hypcluster import HypCluster
 from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
@@ -131,6 +134,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedSAM,
         FedLESAM,
         FedCM,
+        FedCross,
         CCVR,
         FedGH,
         FedGen,
@@ -173,8 +177,10 @@ METHODS: dict[str, type[Algorithm]] = {
         HypCluster,
         PACFL,
         FeSEM,
+        HierFAVG,
         FedEM,
         Ditto,
+        FedMTL,
         FedDyn,
         FedDC,
         FedADMM,

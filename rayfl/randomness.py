@@ -7,7 +7,8 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``split``, ``holdout``, ``sampling``, ``batches``, ``digest``, ``augment``, ``mix``, ``dropout``, ``coin``, ``public``,
 ``noise``, ``clients``, ``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``,
 ``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``, ``attack.labels``,
-``attack.backdoor``, ``aggregator.<call>``, ``topology``, ``mask``;
+``attack.backdoor``, ``aggregator.<call>``, ``topology``, ``mask``,
+``edges``, ``dispatch``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """
 

@@ -34,6 +34,18 @@ class ClusterModels(FineTuning):
         return {"personalized": found.pop("global"), **found}
 
 
+async def fitting_model(client: Client, models: Tree) -> Tree:
+    """Returns the model with the smallest loss on a client's training samples, the first of several.
+
+    Args:
+        client: a client that belongs to no cluster, as a newcomer.
+        models: those of the clusters, by their numbers.
+    """
+    losses = {number: (await client.score(Predictor.of(model), "train")).loss for number, model in models.items()}
+    found: Tree = models[min(losses, key=lambda number: (losses[number], int(number)))]
+    return found
+
+
 def hierarchical_clusters(
     distances: Array, linkage: Linkage, threshold: float, most: int | None = None
 ) -> list[list[int]]:

@@ -19,8 +19,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
+        "fedmtl",
     ),
-    "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "pacfl", "fesem", "fedem"),
+    "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "pacfl", "fesem", "hierfavg", "fedem"),
     "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per", "fedetf", "fednh"),
     "a model of its own, taught by outputs, features or heads": (
         *("fedmd", "feddistill", "fedproto", "fedtgp", "fedgh", "fedme", "metafed"),
@@ -32,7 +33,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
         *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
         *("flora", "fedex_lora", "rolora", "lora_fair"),
-        *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr"),
+        *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
         *("qfedavg", "drfa", "term", "fedsr"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),

@@ -12,6 +12,7 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
 from algorithms.fedcm import FedCM
+from algorithms.fedcross import FedCross
 from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
@@ -32,6 +33,7 @@ from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fesem import FeSEM
+from algorithms.hierfavg import HierFAVG
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
 from algorithms.moon import MOON
@@ -100,6 +102,12 @@ GLOBAL_MODELS = {
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
     "fedcm": Case(FedCM(alpha=0.4, finetune_epochs=1), down=twice, train={"momentum": 0.0}),
+    "fedcross": Case(FedCross(alpha=0.8, finetune_epochs=1), relabels=False, train={"clients_per_round": "all"}),
+    "fedcross-in-order": Case(
+        FedCross(alpha=0.6, choice="in_order", partners=2, warmup_rounds=1),
+        relabels=False,
+        train={"clients_per_round": "all"},
+    ),
     "ccvr": Case(
         CCVR(virtual_features=20, calibrate_every=3, finetune_epochs=1),
         uploads=lambda network: {*network.parameter_names, "counts", "sums", "products"},
@@ -169,6 +177,8 @@ GLOBAL_MODELS = {
     "moon": Case(MOON(finetune_epochs=1), private=frozenset({"previous"})),
     "cfl": Case(CFL(mean_norm=1e9, max_norm=0, split_from=1), averages=False, everyone=True, relabels=False),
     "fesem": Case(FeSEM(finetune_epochs=1), averages=False, relabels=False),
+    "hierfavg": Case(HierFAVG(cloud_every=3, finetune_epochs=1), averages=False, relabels=False),
+    "hierfavg-cohort": Case(HierFAVG(assignment="random", cloud_weights="cohort"), averages=False, relabels=False),
     "pacfl": Case(
         PACFL(threshold=28.0, finetune_epochs=1),
         uploads=lambda network: {*network.parameter_names, "vectors", "classes"},

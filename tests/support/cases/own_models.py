@@ -12,6 +12,7 @@ from algorithms.fedem import FedEM
 from algorithms.fedkd import FedKD
 from algorithms.fedme import FedMe
 from algorithms.fedmrl import FedMRL
+from algorithms.fedmtl import FedMTL
 from algorithms.fedphp import FedPHP
 from algorithms.flda import FLDA
 from algorithms.floco import Floco
@@ -28,6 +29,14 @@ from tests.support.cases.base import Case
 from tests.support.cases.expected import all_names_and_choice, no_names, triangle, triangle_names, twice
 
 OWN_MODELS = {
+    "fedmtl": Case(FedMTL(), private=frozenset({"personal"}), averages=False, relabels=False, numbers=(1, 0)),
+    "fedmtl-learned": Case(
+        FedMTL(relationship="learned", damping=0.2),
+        private=frozenset({"personal"}),
+        averages=False,
+        relabels=False,
+        numbers=(1, 0),
+    ),
     "ditto": Case(Ditto(proximal_weight=0.5, personal_epochs=1), private=frozenset({"personal"})),
     "dfedavgm": Case(DFedAvgM(), private=frozenset({"model"}), averages=False, relabels=False, steady=False),
     "dfedavgm-started": Case(
