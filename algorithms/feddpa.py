@@ -16,6 +16,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.tasks import Batch, Model, Predictor, Task
+from rayfl.errors import ConfigError
 from rayfl.models.pretrained.mixing import side_by_side
 from rayfl.params import Tree
 
@@ -83,6 +84,11 @@ class FedDPA(Averaging):
         super().check(task, context)
         check_adapters("FedDPA", task.network)
         check_no_magnitudes("FedDPA", task.network, "a layer has two adapters, whose sum has other row norms than each")
+        if task.network.groups.get("context"):
+            raise ConfigError(
+                "FedDPA mixes two adapters and two heads, and a head that is made of texts with a context is no linear "
+                "layer to be mixed: set model.prompt.context=none, or choose another method"
+            )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         """Trains the local adapter, if it is its turn, and the received global one."""

@@ -13,7 +13,7 @@ from algorithms.parts.balanced import log_prior
 from algorithms.parts.layers import draw_linear, linear
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
-from algorithms.parts.replaced_heads import body, idle_head, simplex_etf, with_idle_head
+from algorithms.parts.replaced_heads import body, check_replaceable, idle_head, simplex_etf, with_idle_head
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.optimizers import ParameterGroup
@@ -113,6 +113,7 @@ class FedETF(Averaging):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
+        check_replaceable("FedETF", task.network)
         classes = task.network.head_shape[0]
         if classes < 2:
             raise ConfigError("FedETF's classifier is a simplex of the classes, which needs two of them at least")

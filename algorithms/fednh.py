@@ -12,7 +12,14 @@ from torch import Tensor
 from algorithms.base import Averaging, Clients, setting
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_means
-from algorithms.parts.replaced_heads import body, idle_head, orthogonal_directions, simplex_etf, with_idle_head
+from algorithms.parts.replaced_heads import (
+    body,
+    check_replaceable,
+    idle_head,
+    orthogonal_directions,
+    simplex_etf,
+    with_idle_head,
+)
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -89,6 +96,7 @@ class FedNH(Averaging):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
+        check_replaceable("FedNH", task.network)
         classes, width = task.network.head_shape
         if self.initial == "simplex" and not 2 <= classes <= width:
             raise ConfigError(

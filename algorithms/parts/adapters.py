@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from algorithms.parts.partial import part
+from algorithms.parts.requirements import check_low_rank
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.models.pretrained.mixing import is_delta
@@ -20,7 +21,7 @@ COMMON_FACTOR = (
 
 
 def check_adapters(method: str, network: Network) -> None:
-    """Refuses a model that has no adapters.
+    """Refuses a model that has no adapters of low rank.
 
     Args:
         method: what to call the method.
@@ -34,6 +35,7 @@ def check_adapters(method: str, network: Network) -> None:
             f"{method} needs a model with adapters that are trained: set model=pretrained and model.folder "
             "(docs/adapters.md)"
         )
+    check_low_rank(method, network)
 
 
 def check_no_magnitudes(option: str, network: Network, reason: str) -> None:

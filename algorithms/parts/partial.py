@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
+from algorithms.parts.requirements import check_low_rank
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.points import TRAINED
@@ -49,6 +50,8 @@ class PartialModel(Averaging):
                 f"algorithm.head_group is {self.head_group}, but this model has no adapters: set model=pretrained, or "
                 "head_group=last_layer"
             )
+        if self.head_group in _OF_FACTORS:
+            check_low_rank(f"algorithm.head_group={self.head_group}", task.network)
         if proper and not self.head(task.network):
             raise ConfigError(
                 f"algorithm.head_group is {self.head_group}, of which this model trains nothing (requires_grad=False; "
@@ -179,7 +182,8 @@ class PartialModel(Averaging):
         return part({**own, **shared}, network.parameter_names + network.buffer_names)
 
 
-_OF_ADAPTERS = ("lora_a", "lora_b", "adapters", "lora_b_and_head")
+_OF_FACTORS = ("lora_a", "lora_b", "lora_b_and_head")
+_OF_ADAPTERS = (*_OF_FACTORS, "adapters")
 
 
 def shared_part(server: Tree) -> Tree:

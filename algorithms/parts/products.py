@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from algorithms.parts.adapters import check_no_magnitudes
+from algorithms.parts.requirements import check_low_rank
 from rayfl.engine.tasks import Batch, Model, Task
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
@@ -31,6 +32,7 @@ def check_products(option: str, network: Network) -> None:
             f"{option} is about adapters, which this model does not have: set model=pretrained and model.folder "
             "(docs/adapters.md), or leave the option out"
         )
+    check_low_rank(option, network)
     check_no_magnitudes(
         option, network, "a layer with magnitudes is no sum of W and s B A, so that products do not lie on a line"
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algorithms.parts.partial import part
 from rayfl.engine.tasks import Model
+from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree
 
@@ -18,6 +19,23 @@ def body(network: Network) -> tuple[str, ...]:
     """Names of the tensors that are trained and sent: all but the last layer's."""
     head = set(network.head_names)
     return tuple(name for name in network.parameter_names + network.buffer_names if name not in head)
+
+
+def check_replaceable(method: str, network: Network) -> None:
+    """Refuses a model whose last layer is computed of other tensors, such as a context of texts.
+
+    Args:
+        method: what to call the method.
+        network: the model.
+
+    Raises:
+        ConfigError: naming the fix.
+    """
+    if network.groups.get("context"):
+        raise ConfigError(
+            f"{method} has a classifier of its own in the place of the last layer, which this model makes of a context "
+            "of texts: set model.prompt.context=none, or choose another method"
+        )
 
 
 def idle_head(network: Network, like: Tensor) -> Tree:

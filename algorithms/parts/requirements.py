@@ -83,6 +83,24 @@ def check_head(method: str, network: Network, bias: bool = False) -> None:
         )
 
 
+def check_low_rank(option: str, network: Network) -> None:
+    """Refuses adapters that are not two factors, whether both are trained or one.
+
+    Args:
+        option: what needs factors: a method, or an option as a user would write it.
+        network: the model, with adapters.
+
+    Raises:
+        ConfigError: naming what to set.
+    """
+    if not (network.groups["lora_a"] or network.groups["lora_b"]):
+        kind = next((kind for kind in ("ia3", "prompt") if network.groups.get(kind)), "another kind")
+        raise ConfigError(
+            f"{option} needs model.adapter.name=lora: it is about the factors A and B of adapters, and those of "
+            f"{kind} have none"
+        )
+
+
 def check_initial_models(method: str, network: Network) -> None:
     """Refuses a model that is the same function however its initial values are drawn.
 

@@ -100,7 +100,7 @@ def empty_tables(parts: Parts) -> ResultTables:
         simulated=parts.schedule is not None,
         buffered=parts.buffered,
         method=own_name(method),
-        adapters=bool(parts.task.network.groups),
+        adapters=bool(parts.task.network.sites),
         adaptive=parts.config.privacy.target_quantile is not None,
         unseen=parts.num_unseen,
         content=parts.dataset.content_hash(),

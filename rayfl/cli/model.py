@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def make(
-    name: Annotated[str, typer.Argument(help="tiny-vit, tiny-lm, tiny-llama or tiny-bert.")],
+    name: Annotated[str, typer.Argument(help="tiny-vit, tiny-clip, tiny-lm, tiny-llama or tiny-bert.")],
     out: Annotated[
         Path | None, typer.Option(callback=at_home, help="Folder to write; default ~/models/<name>.")
     ] = None,
@@ -61,6 +61,9 @@ def inspect(
     found = BaseFolder(folder)
     family = family_of(found.model_type)
     speaks = " or, for the next token, the base's own" if family.causal else ""
+    head = f"{family.block} (new for the data set's classes){speaks}"
+    if family.tower:
+        head = "made of the classes' texts (model.prompt)"
     types = sorted({entry.dtype for entry in found.entries.values()})
     if as_json:
         weights = {"tensors": len(found.entries), "bytes": found.bytes, "types": types}
@@ -72,8 +75,8 @@ def inspect(
         f"family:   {found.model_type}, for {'images' if family.kind == 'image' else 'tokens'}\n"
         f"weights:  {len(found.entries)} tensors, {found.bytes:,} bytes as {', '.join(types)} in "
         f"{len(found.files)} file{'s' if len(found.files) > 1 else ''}\n"
-        f"targets:  {', '.join(family.targets)} (model.adapter.targets)\n"
-        f"head:     {family.block} (new for the data set's classes){speaks}\n"
+        f"targets:  {', '.join(family.targets)}{f' in {family.tower}' * bool(family.tower)} (model.adapter.targets)\n"
+        f"head:     {head}\n"
         f"checksum: {found.sha256}",
         markup=False,
         highlight=False,

@@ -55,6 +55,7 @@ ADDED: Mapping[str, Any] = {
     "model.adapter.use_dora": False,
     "model.padding": 2,
     "model.projection": None,
+    "model.prompt": None,
     "partition.classes_per_client": None,
     "partition.iid_share": None,
     "privacy": {

@@ -42,8 +42,10 @@ def without_places(model: Mapping[str, Any]) -> dict[str, Any]:
     """The section ``model`` without the paths of folders whose content is known by its checksum."""
     content = {key: value for key, value in model.items() if key != "folder" or model.get("base") is None}
     adapter = content.get("adapter")
-    if isinstance(adapter, Mapping) and adapter.get("sha256") is not None:
-        content["adapter"] = {key: value for key, value in adapter.items() if key != "start"}
+    if isinstance(adapter, Mapping):
+        places = {"start": "sha256", "tokenizer": "text_tokens"}  # by the name of a place, what is known of its content
+        known = {place for place, found in places.items() if adapter.get(found) is not None}
+        content["adapter"] = {key: value for key, value in adapter.items() if key not in known}
     if "candidates" in content:
         content["candidates"] = [without_places(one) for one in content["candidates"]]
     return content

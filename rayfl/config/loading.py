@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from rayfl.config.paper_presets import preset_text as preset_text
 from rayfl.config.plain_yaml import read_yaml
 from rayfl.config.removed import explain_removed, removed_from, without_removed
 from rayfl.config.schema import ExperimentConfig
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, RayflError
 from rayfl.naming.objects import names_an_object
 from rayfl.naming.spelling import nearest
 
@@ -78,9 +80,17 @@ def load_config(
             f"{', '.join(here)} is code of a notebook or script, which actors cannot import: save it in a file "
             "my_module.py in the current folder and name it my_module:NAME, or set cluster.backend=inline"
         )
-    found = {"init": settled(config.init), "model": config.model.settled(), "dataset": config.dataset.settled()}
+    model = config.model.told(partial(_class_names, config)).settled()
+    found = {"init": settled(config.init), "model": model, "dataset": config.dataset.settled()}
     same = all(value is getattr(config, key) for key, value in found.items())
     return config if same else config.model_copy(update=found)
+
+
+def _class_names(config: ExperimentConfig) -> tuple[str, ...]:
+    """Returns the names of the data's classes; none where they have none, or are not there yet."""
+    with suppress(RayflError, OSError):
+        return config.dataset.aimed_at(config.task.target).class_names()
+    return ()
 
 
 def _not_finite(content: Any, place: str = "") -> Iterator[tuple[str, float]]:

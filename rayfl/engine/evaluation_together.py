@@ -166,7 +166,8 @@ def _parts(
         each = points * (model + min(size, batch_size) * row)
         count = most // max(each, 1)
         if limit is not None:
-            count = min(count, limit // (points * min(size, batch_size)))
+            further = task.network.rows_per_model / max(task.network.rows_per_sample, 1)  # rows, as samples
+            count = min(count, int(limit // (points * (min(size, batch_size) + further))))
         clients = range(begin, min(begin + max(count, 1), len(examples)))
         for first in range(0, size, batch_size):
             having = [k for k in clients if len(examples[k]) > first]

@@ -34,5 +34,6 @@ def clients_for_rows(rows_per_step: int | None, task: Task, batch_size: int) -> 
         task: what is learned.
         batch_size: samples of a mini-batch.
     """
-    each = max((candidate.network.rows_per_sample for candidate in task.candidates), default=0)
-    return None if rows_per_step is None or not each else max(rows_per_step // max(each * batch_size, 1), 1)
+    networks = [candidate.network for candidate in task.candidates if candidate.network.rows_per_sample]
+    each = max((one.rows_per_sample * batch_size + one.rows_per_model for one in networks), default=0)
+    return None if rows_per_step is None or not networks else max(rows_per_step // max(each, 1), 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
+from rayfl.diagnosis.host_memory import lacks_host_memory
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
@@ -36,8 +38,16 @@ class Architecture(BaseModel):
         """
 
     def network(self, spec: InputSpec) -> Network:
-        """The stateless view of :meth:`build`; raises ModelError if the model does not fit the inputs."""
-        return Network(partial(self.build, spec))
+        """The stateless view of :meth:`build`; raises ModelError if it fits neither the inputs nor into memory."""
+        try:
+            return Network(partial(self.build, spec))
+        except Exception as error:
+            if not lacks_host_memory(error):
+                raise
+            raise ModelError(
+                f"model {self.name} for {spec.words()} does not fit into this machine's memory: choose smaller sizes "
+                "in the section model, or smaller inputs"
+            ) from error
 
     def networks(self, spec: InputSpec) -> list[Network]:
         """The architectures a client may have: this one."""
@@ -45,6 +55,14 @@ class Architecture(BaseModel):
 
     def settled(self) -> Self:
         """The configuration with what is found out once, and recorded: this one, unless it names files."""
+        return self
+
+    def told(self, class_names: Callable[[], Sequence[str]]) -> Self:
+        """The configuration with the names of the data's classes, where it needs them and has none; else this one.
+
+        Args:
+            class_names: returns the names by number; none where the data have none.
+        """
         return self
 
     def saving_memory(self) -> Self:

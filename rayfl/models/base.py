@@ -56,6 +56,7 @@ class Network(BoundModel):
         feature_channels: see :class:`ClassificationModel`.
         rows_per_sample: how many rows a sample makes in the products of a network that runs all clients of a stack as
             one batch; else 0.
+        rows_per_model: how many more rows a model makes in them in each pass, whatever the samples.
         output_rows: of how many positions the outputs should be in memory at a time, where outputs of a batch are
             large, and :meth:`classify` takes features of any positions, shape (rows, f); None: of any number.
         reading: makes of a tree what reads texts piece by piece
@@ -72,6 +73,7 @@ class Network(BoundModel):
     """
 
     rows_per_sample: int = 0
+    rows_per_model: int = 0
     output_rows: int | None = None
     reading: Callable[[Mapping[str, Tensor]], object] | None = None
     groups: Mapping[str, tuple[str, ...]] = {}

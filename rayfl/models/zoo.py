@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, Union
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -98,6 +99,11 @@ class Candidates(BaseModel):
     def settled(self) -> Candidates:
         """The section with what every candidate finds out once."""
         found = tuple(one.settled() for one in self.candidates)
+        return self if found == self.candidates else self.model_copy(update={"candidates": found})
+
+    def told(self, class_names: Callable[[], Sequence[str]]) -> Candidates:
+        """See :meth:`Architecture.told`."""
+        found = tuple(one.told(class_names) for one in self.candidates)
         return self if found == self.candidates else self.model_copy(update={"candidates": found})
 
     def saving_memory(self) -> Candidates:

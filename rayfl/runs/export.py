@@ -17,6 +17,8 @@ from rayfl.errors import ConfigError
 from rayfl.models.pretrained.merging import write_model
 from rayfl.models.pretrained.mixing import is_delta, is_mixed_by_rows, merged
 from rayfl.models.pretrained.peft_files import write_adapter
+from rayfl.models.pretrained.prompts import PROMPTS
+from rayfl.models.pretrained.text_files import is_of_texts, text_head_file, tokenizer_files
 from rayfl.models.zoo import Candidates, PretrainedModel
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.committed import CommittedModels, single_model, task_of
@@ -94,9 +96,10 @@ def export_adapter(models: CommittedModels, client: int, model: str | None, fold
             f"--format peft: {chosen.exported.row!r} adds a whole matrix to each layer, which no adapter of peft does: "
             "--format transformers writes the base with it"
         )
-    rank = next(len(leaf) for name, leaf in chosen.tensors.items() if name.endswith(".lora_A.weight"))
-    settings = chosen.section.peft_settings(list(chosen.tensors), models.parts.dataset.spec.target, rank)
-    write_adapter(folder, chosen.tensors, settings, {**chosen.description, "base": chosen.section.base})
+    rank = next((len(leaf) for name, leaf in chosen.tensors.items() if name.endswith(".lora_A.weight")), None)
+    own = {name: leaf for name, leaf in chosen.tensors.items() if not is_of_texts(name)}
+    settings = chosen.section.peft_settings(list(own), models.parts.dataset.spec.target, rank)
+    write_adapter(folder, own, settings, {**chosen.description, "base": chosen.section.base}, _text_head(chosen))
     return chosen.exported
 
 
@@ -114,10 +117,24 @@ def export_merged(models: CommittedModels, client: int, model: str | None, folde
         ModelError: the run's base is not there, or was changed.
     """
     chosen = _with_adapters(models, client, model, "transformers", "so that no weights do what they do together")
+    if any(name.startswith(PROMPTS) for name in chosen.tensors):
+        raise ConfigError(
+            f"--format transformers: {chosen.exported.row!r} reads virtual tokens, which are inputs and no weights of "
+            "the base: set --format peft for decoders of texts, or leave it out for a file of all tensors"
+        )
     about = {key: value for key, value in chosen.description.items() if key != "modules"}
     about["base"], labels = chosen.section.base, _labels(models, chosen.section)
-    whole = write_model(folder, chosen.network, chosen.tensors, about, labels)
+    further = _text_head(chosen)
+    if further:
+        further |= tokenizer_files(Path(chosen.network.source.folder))
+    whole = write_model(folder, chosen.network, chosen.tensors, about, labels, further)
     return replace(chosen.exported, parameters=sum(one.numel() for one in whole.parameters()), modules=str(whole))
+
+
+def _text_head(chosen: _Chosen) -> dict[str, bytes]:
+    """The file of the head that texts make, by its name; none where there is no such head."""
+    prompt = chosen.section.prompt
+    return {} if prompt is None else text_head_file(chosen.network, chosen.tensors, prompt.classes)
 
 
 def _labels(models: CommittedModels, section: PretrainedModel) -> tuple[str, ...]:

@@ -259,3 +259,9 @@ def test_without_hidden_layers_a_table_has_a_linear_model() -> None:
     tree, x = network.initialize(0), torch.randn(3, 5)
     assert set(tree) == {"head.weight", "head.bias"}
     torch.testing.assert_close(network.logits(tree, x), x @ tree["head.weight"].T + tree["head.bias"])
+
+
+@pytest.mark.parametrize("hidden", [10**13, 10**17, 10**20])  # more than any machine's, than 64 bits count, or hold
+def test_a_model_larger_than_the_memory_is_refused_by_name(hidden: int) -> None:
+    with pytest.raises(ModelError, match=r"model two_nn for images of .* does not fit into this machine's"):
+        TwoNN(hidden=(hidden,)).network(image(1, 8, 4))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.models.base import ClassificationModel
+from rayfl.models.pretrained.prompts import Prompts, image_features, text_features
 from rayfl.models.pretrained.sites import Head
 
 
@@ -23,19 +24,28 @@ class AdaptedModel(ClassificationModel):
         channels: of the images that the base reads; grey ones are repeated.
         padding: the token that an encoder must not look at. None: there is none, or the model is causal, which needs
             no mask where rows are padded on the right.
+        prompts: virtual tokens that the transformer reads too; None: there are none.
 
     Attributes:
         blocks: the layers that can be computed again in the backward pass, if that may be asked for.
     """
 
     def __init__(
-        self, module: nn.Module, head: str, block: str, image: bool, channels: int = 0, padding: int | None = None
+        self,
+        module: nn.Module,
+        head: str,
+        block: str,
+        image: bool,
+        channels: int = 0,
+        padding: int | None = None,
+        prompts: Prompts | None = None,
     ) -> None:
         super().__init__()
+        self.prompts = prompts
         self.model = module
         self.head_module = f"model.{head}"
         self.classifier_modules = (f"model.{block}",)
-        self._image, self._channels, self._padding = image, channels, padding
+        self._block, self._image, self._channels, self._padding = block, image, channels, padding
         self.blocks: tuple[Any, ...] = ()
         for one in module.modules():
             # What a base keeps belongs to it, and so to no tree.
@@ -46,12 +56,20 @@ class AdaptedModel(ClassificationModel):
     def features(self, x: Tensor) -> Tensor:
         """Returns what the head reads, shape (N b, f)."""
         if not self._image:
-            masks = {} if self._padding is None else {"attention_mask": _of_tokens(x, self._padding)}
-            found: Tensor = self.model(input_ids=x, **masks).logits
+            mask = None if self._padding is None else _of_tokens(x, self._padding)
+            if self.prompts is not None:
+                return text_features(self.model, self.prompts, x, mask, self._block)
+            found: Tensor = self.model(input_ids=x, **({} if mask is None else {"attention_mask": mask})).logits
             return found
-        pixels = x.expand(-1, self._channels, -1, -1) if x.shape[1] == 1 else x
+        pixels = self.pixels(x)
+        if self.prompts is not None:
+            return image_features(self.model, self.prompts, pixels)
         found = self.model(pixel_values=pixels).logits
         return found
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """Images with the channels that the base reads."""
+        return x.expand(-1, self._channels, -1, -1) if x.shape[1] == 1 else x
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (N b, C) of features (N b, f)."""

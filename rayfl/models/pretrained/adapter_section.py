@@ -3,33 +3,60 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rayfl.naming.lists import EACH_ONCE
 from rayfl.naming.texts import Checksum
+
+
+def _readable(targets: Any) -> Any:
+    if isinstance(targets, str):
+        try:
+            re.compile(targets)
+        except re.error as error:
+            raise ValueError(f"{targets!r} is no regular expression: {error}") from error
+    return targets
+
+
+_Targets = Annotated[
+    Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)] | None,
+    EACH_ONCE,
+    AfterValidator(_readable),
+]
+_Layers = Annotated[Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...], EACH_ONCE]
+_KIND = "The kind of adapter."
+_SHA256 = "Checksum of that adapter: found out and recorded, and what results depend on."
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class AdapterConfig(_Part):
+class _Adapter(_Part):
+    """What all kinds have; each declares ``start`` and ``sha256`` itself, after its own options."""
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> Self:
+        if getattr(self, "sha256", None) is not None and getattr(self, "start", None) is None:
+            raise ValueError("sha256 needs start, the folder of an adapter")
+        return self
+
+
+class AdapterConfig(_Adapter):
     """Low-rank adapters (LoRA) in linear layers of the base: W x + s B A x; with magnitudes: DoRA."""
 
-    name: Literal["lora"] = Field(default="lora", description="The kind of adapter.")
+    name: Literal["lora"] = Field(default="lora", description=_KIND)
     r: int = Field(default=8, ge=1, description="Rank of the adapters.")
     alpha: float = Field(default=16, gt=0, allow_inf_nan=False, description="Numerator of their scale s.")
-    targets: Annotated[
-        Annotated[str, Field(min_length=1)] | Annotated[tuple[str, ...], Field(min_length=1)] | None, EACH_ONCE
-    ] = Field(
+    targets: _Targets = Field(
         default=None,
         description="Which linear layers get an adapter: a list of last parts of their names; all-linear: all but "
         "those that make the outputs; another text: a regular expression that whole names match; null: the family's "
         "projections to queries and values.",
     )
-    layers: Annotated[Literal["all"] | tuple[Annotated[int, Field(ge=0)], ...], EACH_ONCE] = Field(
+    layers: _Layers = Field(
         default="all", description="Numbers of the blocks whose layers get one, from 0; all: every block."
     )
     scaling: Literal["alpha_over_r", "alpha_over_sqrt_r"] = Field(
@@ -52,30 +79,110 @@ class AdapterConfig(_Part):
         description="Folder with an adapter that peft or `rayfl export --format peft` has written, from which every "
         "model begins; null: A is drawn, B is zero.",
     )
-    sha256: Checksum | None = Field(
-        default=None, description="Checksum of that adapter: found out and recorded, and what results depend on."
-    )
-
-    @field_validator("targets")
-    @classmethod
-    def _readable(cls, targets: Any) -> Any:
-        if isinstance(targets, str):
-            try:
-                re.compile(targets)
-            except re.error as error:
-                raise ValueError(f"{targets!r} is no regular expression: {error}") from error
-        return targets
-
-    @model_validator(mode="after")
-    def _nothing_in_vain(self) -> AdapterConfig:
-        if self.sha256 is not None and self.start is None:
-            raise ValueError("sha256 needs start, the folder of an adapter")
-        return self
+    sha256: Checksum | None = Field(default=None, description=_SHA256)
 
     @property
     def scale(self) -> float:
         """s."""
         return self.alpha / (self.r if self.scaling == "alpha_over_r" else self.r**0.5)
+
+
+class IA3Config(_Adapter):
+    """Trained vectors that rescale what linear layers compute, or what they read: (IA)^3."""
+
+    name: Literal["ia3"] = Field(default="ia3", description=_KIND)
+    targets: _Targets = Field(
+        default=None,
+        description="Which linear layers get a vector, as for lora; null: the family's projections to keys and values, "
+        "and the second layer of its feed-forward parts.",
+    )
+    feedforward: _Targets = Field(
+        default=None,
+        description="Which of them have their inputs rescaled, and not their outputs; null: those that are second "
+        "layers of feed-forward parts.",
+    )
+    layers: _Layers = Field(
+        default="all", description="Numbers of the blocks whose layers get one, from 0; all: every block."
+    )
+    start: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder with (IA)^3 that peft or `rayfl export --format peft` has written, from which every model "
+        "begins; null: ones.",
+    )
+    sha256: Checksum | None = Field(default=None, description=_SHA256)
+
+
+class PromptTuningConfig(_Adapter):
+    """Trained virtual tokens: soft prompts of texts, visual prompts of images (VPT)."""
+
+    name: Literal["prompt"] = Field(default="prompt", description=_KIND)
+    tokens: int = Field(default=8, ge=1, description="How many virtual tokens there are.")
+    depth: Literal["shallow", "deep"] = Field(
+        default="shallow",
+        description="Of images: shallow: tokens are put before the first block; deep: other ones take their place "
+        "before each further block.",
+    )
+    init: Literal["auto", "random", "vocabulary"] = Field(
+        default="auto",
+        description="What they are at first: random: uniform; vocabulary: embeddings of tokens that the seed draws; "
+        "auto: vocabulary for texts, random for images.",
+    )
+    text: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A text whose tokens' embeddings they are at first, cut or repeated to as many; null: see init.",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Of that text: a tokenizer.json, or a folder with one; bytes; null: the one in model.folder.",
+    )
+    text_tokens: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        default=None, description="The tokens of that text: found out and recorded, and what results depend on."
+    )
+    start: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder with prompt tuning that peft or `rayfl export --format peft` has written, from which every "
+        "model begins; null: see init.",
+    )
+    sha256: Checksum | None = Field(default=None, description=_SHA256)
+
+    @model_validator(mode="after")
+    def _one_beginning(self) -> Self:
+        given = [name for name in ("tokenizer", "text_tokens") if getattr(self, name) is not None]
+        if self.text is None and given:
+            raise ValueError(f"{' and '.join(given)} need text")
+        if self.init != "auto" and self.text is not None:
+            raise ValueError("text says what tokens are at first: leave init out, or text")
+        if self.start is not None and (self.init != "auto" or self.text is not None):
+            raise ValueError("start says what tokens are at first: leave init and text out, or start")
+        if self.text_tokens == ():
+            raise ValueError("text has no token: give another one")
+        return self
+
+
+class NoAdapter(_Adapter):
+    """No adapter: a head is trained alone, or the context of CLIP's texts."""
+
+    name: Literal["none"] = Field(default="none", description=_KIND)
+
+    start: ClassVar[str | None] = None
+    sha256: ClassVar[str | None] = None
+
+
+def _with_kind(given: Any) -> Any:
+    """A kind alone stands for its section; a section without one is of low-rank adapters."""
+    if isinstance(given, str):
+        return {"name": given}
+    return {"name": "lora", **given} if isinstance(given, dict) else given
+
+
+AnyAdapter = Annotated[
+    AdapterConfig | IA3Config | PromptTuningConfig | NoAdapter, Field(discriminator="name"), BeforeValidator(_with_kind)
+]
+"""The section ``model.adapter``."""
 
 
 class HeadConfig(_Part):

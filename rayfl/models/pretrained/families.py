@@ -26,6 +26,8 @@ class Family:
         masked: whether padding has to be masked. A causal model that is padded on the right needs no mask.
         transposed: whether its linear layers hold (inputs, outputs), as GPT-2's do.
         first_position: how many positions before that of the first token are never used.
+        tower: of a model of images and texts, dotted name of the part that reads images, which gets the adapters.
+        patch: side of an image's patches where ``config.json`` does not say it.
     """
 
     kind: Kind
@@ -35,6 +37,8 @@ class Family:
     masked: bool = False
     transposed: bool = False
     first_position: int = 0
+    tower: str = ""
+    patch: int = 16
 
     @property
     def causal(self) -> bool:
@@ -47,6 +51,7 @@ _BERT = ("query", "value")
 
 FAMILIES: dict[str, Family] = {
     "vit": Family("image", ("q_proj", "v_proj"), "classifier", "classifier"),
+    "clip": Family("image", ("q_proj", "v_proj"), "texts", "texts", tower="vision_model", patch=32),
     "llama": _DECODER,
     "mistral": _DECODER,
     "qwen2": _DECODER,

@@ -84,6 +84,12 @@ class BaseFolder:
         """The family's name, for example ``vit``."""
         return str(self.config.get("model_type"))
 
+    @property
+    def vision_config(self) -> dict[str, Any]:
+        """What the configuration says of images, where it says apart what a model makes of images and of texts."""
+        found: dict[str, Any] = self.config.get("vision_config", self.config)
+        return found
+
     @cached_property
     def sha256(self) -> str:
         """The checksum of all tensors and of the configuration: the same for one file and for many shards.

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayfl.models.pretrained.rescaling import FACTORS, Rescaled
 from rayfl.models.pretrained.sites import Matrix, Site, TrainedLinear
+from rayfl.models.pretrained.text_head import TextHead
 
 _HEAD_SCALE = 0.02
-"""Standard deviation of new heads, that of transformers."""
+"""Standard deviation of new heads, that of transformers, and of contexts, that of CoOp."""
 
 
 def own_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -19,13 +21,13 @@ def own_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {
         f"{name}.{key}": tuple(parameter.shape)
         for name, module in model.named_modules()
-        if isinstance(module, Matrix | Site | TrainedLinear)
+        if isinstance(module, Matrix | Rescaled | Site | TextHead | TrainedLinear)
         for key, parameter in module.named_parameters(recurse=False)
     }
 
 
 def initial_value(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """A is uniform within 1/sqrt(i), B and biases are zero, a new head is normal.
+    """A is uniform within 1/sqrt(i), B and biases are zero, vectors that rescale are ones, others normal.
 
     Args:
         seed: of the experiment's initial model.
@@ -37,6 +39,8 @@ def initial_value(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     """
     if name.endswith((".lora_B.weight", ".bias")):
         return torch.zeros(shape)
+    if name.endswith(FACTORS):
+        return torch.ones(shape)
     key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key))
     if name.endswith(".lora_A.weight"):

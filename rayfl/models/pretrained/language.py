@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfl.metrics.language import IGNORED
@@ -14,6 +15,7 @@ from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.families import OUTPUT_LAYER
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.output_layer import rows_at_a_time, token_losses
+from rayfl.models.pretrained.prompts import Prompts, behind_padding, token_features
 from rayfl.models.pretrained.reading import Reading
 from rayfl.models.pretrained.sites import replace
 
@@ -27,21 +29,24 @@ class AdaptedLanguageModel(AdaptedModel):
     Args:
         module: the transformer, on the device ``meta``, with sites put in.
         padding: the token that fills rows up; None: none does.
+        prompts: virtual tokens that are read before the texts; None: there are none.
     """
 
-    def __init__(self, module: nn.Module, padding: int | None) -> None:
+    def __init__(self, module: nn.Module, padding: int | None, prompts: Prompts | None = None) -> None:
         # Where the base ties its output layer to its embedding, both are one tensor. In trees and places they are two.
         tied = module.get_submodule(OUTPUT_LAYER)
         outputs, inputs = tied.weight.shape  # type: ignore[misc]
         own = nn.Linear(int(inputs), int(outputs), bias=False, device="meta").requires_grad_(False)
         replace(module, OUTPUT_LAYER, own)
-        super().__init__(module, OUTPUT_LAYER, OUTPUT_LAYER, image=False)
+        super().__init__(module, OUTPUT_LAYER, OUTPUT_LAYER, image=False, prompts=prompts)
         self.padding, self._tokens = padding, int(outputs)
 
     def features(self, x: Tensor) -> Tensor:
         """Returns what the output layer reads at each position, shape (N b, T, f)."""
         known = x if self.padding is None or self.padding < self._tokens else x.where(x < self._tokens, 0)
         trunk: Any = self.model.base_model
+        if self.prompts is not None:
+            return token_features(trunk, self.prompts, known)
         found: Tensor = trunk(input_ids=known).last_hidden_state
         return found
 
@@ -55,9 +60,15 @@ class AdaptedLanguageModel(AdaptedModel):
             cache: keys and values of the tokens before ``x``, as transformers keeps them; gets those of ``x``.
         """
         trunk: Any = self.model.base_model
-        places = (known.cumsum(1) - 1).clamp(min=0)[:, -x.shape[1] :]
+        read: dict[str, Tensor] = {"input_ids": x}
+        if self.prompts is not None:
+            if not cache.get_seq_length():
+                read = {"inputs_embeds": behind_padding(self.prompts, trunk.get_input_embeddings()(x), known)}
+            known = F.pad(known, (0, self.prompts.count), value=1)  # they are behind the padding too
+        (tokens,) = read.values()
+        places = (known.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         found: Tensor = trunk(
-            input_ids=x, attention_mask=known, position_ids=places, past_key_values=cache, use_cache=True
+            **read, attention_mask=known, position_ids=places, past_key_values=cache, use_cache=True
         ).last_hidden_state[:, -1]
         return found
 

@@ -20,11 +20,12 @@ from rayfl.models.pretrained.folder import BaseFolder
 
 _log = logging.getLogger(__name__)
 
-Purpose = Literal["images", "sequences", "next_tokens"]
+Purpose = Literal["images", "sequences", "next_tokens", "images_and_texts"]
 _CLASSES: dict[Purpose, str] = {
     "images": "AutoModelForImageClassification",
     "sequences": "AutoModelForSequenceClassification",
     "next_tokens": "AutoModelForCausalLM",
+    "images_and_texts": "AutoModel",
 }
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """What safetensors calls them."""

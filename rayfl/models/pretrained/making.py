@@ -16,6 +16,7 @@ from rayfl.errors import ConfigError
 from rayfl.examples import BYTE_TOKENS, END_OF_BYTES, byte_tokens
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.loading import library
+from rayfl.models.pretrained.making_clip import clip
 from rayfl.models.pretrained.whole_folder import whole_folder
 
 TRAINING_STEPS = 150
@@ -70,18 +71,28 @@ def make(name: str, folder: str | Path, seed: int = 0) -> Made:
 
 
 def _vit(transformers: Any, generator: np.random.Generator) -> tuple[Any, Mapping[str, Tensor], Tensor]:
-    """A vision transformer of three blocks, and scikit-learn's digits 0 to 4 (8 x 8 pixels)."""
+    """A vision transformer of three blocks, and the digits 0 to 4."""
+    pixels, labels = _digits()
+    config = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=192, image_size=8, patch_size=2,
+        num_channels=1, num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return transformers.ViTForImageClassification(config), {"pixel_values": pixels}, labels
+
+
+def _clip(transformers: Any, generator: np.random.Generator) -> tuple[Any, Mapping[str, Tensor], Tensor]:
+    """Two towers of two blocks, the digits 0 to 4, and their names."""
+    return clip(transformers, *_digits())
+
+
+def _digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's digits 0 to 4, (n, 1, 8, 8), and their classes."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     known = digits.target < 5
     pixels = torch.from_numpy(digits.images[known] / 16).float()[:, None]
-    config = transformers.ViTConfig(
-        hidden_size=48, num_hidden_layers=3, num_attention_heads=3, intermediate_size=192, image_size=8, patch_size=2,
-        num_channels=1, num_labels=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    labels = torch.from_numpy(digits.target[known]).long()
-    return transformers.ViTForImageClassification(config), {"pixel_values": pixels}, labels
+    return pixels, torch.from_numpy(digits.target[known]).long()
 
 
 _TEXT = {"vocab_size": _VOCABULARY, "max_position_embeddings": 64, "num_labels": 4, "pad_token_id": 0}
@@ -148,5 +159,7 @@ def _train(model: Any, inputs: Mapping[str, Tensor], labels: Tensor, generator: 
 
 
 Maker = Callable[[Any, np.random.Generator], tuple[Any, Mapping[str, Tensor], Tensor]]
-MAKERS: dict[str, Maker] = {"tiny-vit": _vit, "tiny-llama": _llama, "tiny-bert": _bert, "tiny-lm": _lm}
+MAKERS: dict[str, Maker] = {
+    "tiny-vit": _vit, "tiny-clip": _clip, "tiny-llama": _llama, "tiny-bert": _bert, "tiny-lm": _lm
+}  # fmt: skip
 """By name, what makes a model, its inputs and labels: a class each, or the next token at each position."""

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from rayfl.models.pretrained.magnitudes import MAGNITUDE
 from rayfl.models.pretrained.mixing import delta_name, is_delta
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.peft_files import SETTINGS
+from rayfl.models.pretrained.rescaling import FACTORS
 from rayfl.models.pretrained.sites import matrix_of
+from rayfl.models.pretrained.text_files import is_of_texts
 from rayfl.models.pretrained.whole_folder import whole_folder
 from rayfl.params import TINY
 
@@ -33,6 +36,7 @@ def merge(network: AdaptedNetwork, tensors: Mapping[str, Tensor]) -> Any:
     """The base with W + s B A in the place of every W that has an adapter, and with the head: a module of its own.
 
     Where a tree has a matrix that is added to W, it is added too. Where it has magnitudes, rows get them as norms.
+    Vectors that rescale outputs or inputs are products with rows or columns. What texts make is no weight of the base.
 
     Args:
         network: of which the base and the places of adapters are taken.
@@ -57,7 +61,13 @@ def merge(network: AdaptedNetwork, tensors: Mapping[str, Tensor]) -> Any:
                     lengths = torch.linalg.vector_norm(whole, dim=1).clamp_min(TINY)
                     whole *= (magnitudes.double() / lengths)[:, None]
                 weight.copy_(whole)
-            elif not (place.endswith((_B, MAGNITUDE)) or is_delta(place)):
+            elif place.endswith(FACTORS):
+                layer = module.get_submodule(place.removesuffix(FACTORS))
+                weight = matrix_of(layer)
+                weight.copy_(weight.double() * tensor.double())
+                if len(tensor) > 1 and layer.bias is not None:
+                    layer.bias.copy_(layer.bias.double() * tensor[:, 0].double())
+            elif not (place.endswith((_B, MAGNITUDE)) or is_delta(place) or is_of_texts(name)):
                 module.get_parameter(place).copy_(tensor)
     return module
 
@@ -68,6 +78,7 @@ def write_model(
     tensors: Mapping[str, Tensor],
     description: Mapping[str, Any],
     labels: Sequence[str] = (),
+    further: Mapping[str, bytes] = MappingProxyType({}),
 ) -> nn.Module:
     """Writes a merged model that ``from_pretrained`` of transformers loads; see :func:`merge`.
 
@@ -77,6 +88,7 @@ def write_model(
         tensors: see :func:`merge`.
         description: goes into the file :data:`ABOUT`.
         labels: names of the outputs, for config.json; none: the base's own, where it has as many.
+        further: contents of more files, by name.
 
     Returns:
         What was written.
@@ -106,6 +118,8 @@ def write_model(
             raise ConfigError(f"--out: {folder} has other weights ({strays[0]}): name another folder, or remove them")
         if (settings := BaseFolder(network.source.folder).path / _GENERATION).is_file():
             shutil.copyfile(settings, place / _GENERATION)
+        for name, content in further.items():
+            (place / name).write_bytes(content)
         (place / ABOUT).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     assert isinstance(module, nn.Module)
     return module

@@ -7,12 +7,16 @@ like any other, alone or stacked. A tree may also have a matrix D of a layer's s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from rayfl.errors import ModelError
 from rayfl.models.pretrained.magnitudes import refuse_magnitudes
+from rayfl.models.pretrained.prompts import PROMPTS
+from rayfl.models.pretrained.rescaling import FACTORS
+from rayfl.models.pretrained.text_head import CONTEXT
 
 SHARES = "shares"
 """Name of the shares in a tree."""
@@ -40,6 +44,19 @@ def is_delta(name: str) -> bool:
     return name.endswith(_DELTA)
 
 
+def refuse_other_kinds(names: Iterable[str], what: str) -> None:
+    """Raises ModelError where a model's adapters are not of low rank, or have magnitudes.
+
+    Args:
+        names: of the model's tensors.
+        what: is done with adapters, the subject of the message.
+    """
+    known = tuple(names)
+    refuse_magnitudes(known, what)
+    if any(name.startswith(PROMPTS) or name.endswith(FACTORS) for name in known):
+        raise ModelError(f"{what} supposes that adapters add s B A to their layers: set model.adapter.name=lora")
+
+
 def side_by_side(models: Sequence[Mapping[str, Tensor]], shares: Tensor) -> dict[str, Tensor]:
     """Models whose adapters, and heads, count by their shares: W x + s sum_m p_m B_m A_m x, sum_m p_m (V_m x + c_m).
 
@@ -48,9 +65,11 @@ def side_by_side(models: Sequence[Mapping[str, Tensor]], shares: Tensor) -> dict
         shares: p, shape (b, m) for a batch of b samples; (1, m) where all samples have the same.
 
     Raises:
-        ModelError: models have magnitudes.
+        ModelError: adapters are of another kind, or have magnitudes; or a context of texts is trained.
     """
-    refuse_magnitudes(models[0], "side_by_side")
+    refuse_other_kinds(models[0], "side_by_side")
+    if CONTEXT in models[0]:
+        raise ModelError("side_by_side supposes that heads are linear layers, and not made of texts with a context")
     return {**_joined(models), SHARES: shares}
 
 
@@ -65,9 +84,9 @@ def mixed_by_rows(
         mixers: G by layer, shape (2, i).
 
     Raises:
-        ModelError: models have magnitudes.
+        ModelError: adapters are of another kind, or have magnitudes.
     """
-    refuse_magnitudes(own, "mixed_by_rows")
+    refuse_other_kinds(own, "mixed_by_rows")
     adapters = [{name: tree[name] for name in tree if _is_factor(name)} for tree in (own, other)]
     return {**own, **_joined(adapters), **{mixer_name(site): mixer for site, mixer in mixers.items()}}
 
@@ -84,9 +103,9 @@ def blended(
         weights: p_1, ..., p_m by name of a tensor; those of the two factors of a layer must be the same.
 
     Raises:
-        ModelError: models have magnitudes.
+        ModelError: adapters are of another kind, or have magnitudes.
     """
-    refuse_magnitudes(models[0], "blended")
+    refuse_other_kinds(models[0], "blended")
     found = {}
     for name in models[0]:
         parts = [model[name] for model in models]
@@ -121,9 +140,9 @@ def update_product(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale
         scale: s.
 
     Raises:
-        ModelError: models have magnitudes.
+        ModelError: adapters are of another kind, or have magnitudes.
     """
-    refuse_magnitudes(one, "update_product")
+    refuse_other_kinds(one, "update_product")
     total = []
     for name in one:
         if name.endswith(_A):

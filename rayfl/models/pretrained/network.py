@@ -16,8 +16,10 @@ from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.folding import folded
 from rayfl.models.pretrained.initial_values import initial_value, own_shapes
 from rayfl.models.pretrained.loading import Source
-from rayfl.models.pretrained.magnitudes import MAGNITUDE, refuse_magnitudes, row_norms
-from rayfl.models.pretrained.mixing import SHARES, delta_name, mixer_name
+from rayfl.models.pretrained.magnitudes import MAGNITUDE, row_norms
+from rayfl.models.pretrained.mixing import SHARES, delta_name, mixer_name, refuse_other_kinds
+from rayfl.models.pretrained.prompts import PROMPTS
+from rayfl.models.pretrained.rescaling import FACTORS, Rescaled
 from rayfl.models.pretrained.sites import Mixed, Site, matrix_of
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -31,7 +33,8 @@ class AdaptedNetwork(Network):
 
     Initial values are functions of the seed and of a tensor's name: A is uniform within 1/sqrt(i), as ``peft`` draws
     it (Kaiming with a = sqrt 5), B is zero, a new head is normal with standard deviation 0.02 and zero bias. Magnitudes
-    are the norms of the base's rows, whatever the seed.
+    are the norms of the base's rows, whatever the seed, and vectors that rescale are ones. Virtual tokens: see
+    :mod:`rayfl.models.pretrained.prompts`.
 
     Every call takes, in the place of a tree, several side by side too, and trees with matrices that are added to the
     base's (:mod:`rayfl.models.pretrained.mixing`).
@@ -43,9 +46,10 @@ class AdaptedNetwork(Network):
         tokens: how many rows a sample makes in the base's products.
 
     Attributes:
-        groups: names of trained tensors by kind: ``lora_a``, ``lora_b``, ``magnitudes``, ``adapters``, ``head``.
-            Magnitudes belong to outputs as the rows of B do, and so to ``lora_b`` too.
-        rank: r, of A (r, i) and B (o, r).
+        groups: names of trained tensors by kind: ``lora_a``, ``lora_b``, ``magnitudes``, ``ia3``, ``prompt``,
+            ``adapters`` (all of these), ``head``. Magnitudes belong to outputs as the rows of B do, and so to
+            ``lora_b`` too.
+        rank: r, of A (r, i) and B (o, r); 0 for adapters of another kind.
         scale: s in W x + s B A x.
     """
 
@@ -56,11 +60,13 @@ class AdaptedNetwork(Network):
         self.rows_per_sample = tokens
         sites = {f"model.{name}": one for name, one in model.model.named_modules() if isinstance(one, Site)}
         self.sites = {name: one.lora_A.weight.shape[-1] for name, one in sites.items()}
+        rescaled = {f"model.{name}" for name, one in model.model.named_modules() if isinstance(one, Rescaled)}
+        self._wrapped, self._prompts = {*sites, *rescaled}, model.prompts
         self._mixed = [one for one in model.modules() if isinstance(one, Mixed)]
         self._further = {mixer_name(name): (one, "mixer") for name, one in sites.items()}
         self._further |= {delta_name(name): (one, "delta") for name, one in sites.items()}
         self._mixing: tuple[str, ...] = ()
-        self.rank, self.scale = next((len(one.lora_A.weight), one.scale) for one in sites.values())
+        self.rank, self.scale = next(((len(one.lora_A.weight), one.scale) for one in sites.values()), (0, 1.0))
         self._own = own_shapes(model)
         if source.attention == "sdpa" and not self.why_differentiable_once:
             self.why_differentiable_once = "fused attention has none: set model.attention=eager"
@@ -76,10 +82,13 @@ class AdaptedNetwork(Network):
             "lora_a": (_A,),
             "lora_b": (_B, MAGNITUDE),
             "magnitudes": (MAGNITUDE,),
-            "adapters": (_A, _B, MAGNITUDE),
+            "ia3": (FACTORS,),
         }
         kinds = {kind: tuple(n for n in self.parameter_names if n.endswith(ends)) for kind, ends in endings.items()}
-        head = tuple(name for name in self.parameter_names if name not in kinds["adapters"])
+        kinds["prompt"] = tuple(name for name in self.parameter_names if name.startswith(PROMPTS))
+        adapters = {name for names in kinds.values() for name in names}
+        kinds["adapters"] = tuple(name for name in self.parameter_names if name in adapters)
+        head = tuple(name for name in self.parameter_names if name not in adapters)
         self.groups = {**kinds, "head": head}
         self._decomposed = [one for one in sites.values() if one.lora_magnitude_vector is not None]
         self._blocks = model.blocks
@@ -94,6 +103,11 @@ class AdaptedNetwork(Network):
     def fixed_parameters(self) -> dict[str, Tensor]:
         """Adapters and head that are not trained, on the CPU; the base is no part of it."""
         return {name: self._value(self._seed, name) for name in self._own if name not in self.parameter_names}
+
+    @property
+    def _own_fixed(self) -> dict[str, Tensor]:
+        """All that is fixed and not the base's: parameters, and buffers."""
+        return self.fixed_parameters
 
     def compute_in(self, dtype: torch.dtype) -> None:
         """Has the base stored and computed in a narrower type; trees, features and logits are float32."""
@@ -150,7 +164,7 @@ class AdaptedNetwork(Network):
         names = self._tree_names
         if len(tree) > len(names):
             if mixing := tuple(name for name in tree if name == SHARES or name in self._further):
-                refuse_magnitudes(names, f"the tensor {mixing[0]!r}")
+                refuse_other_kinds(names, f"the tensor {mixing[0]!r}")
             names += mixing
         if len(tree) != len(names) or any(name not in tree for name in names):
             raise self._misfit(tree)
@@ -193,7 +207,7 @@ class AdaptedNetwork(Network):
         """Puts the base, and adapters that are not trained, in their places."""
         base = self._base_on(device)
         tensors = {**dict(base.named_parameters(remove_duplicate=False)), **dict(base.named_buffers())}
-        own = {name: value.to(device) for name, value in self.fixed_parameters.items()}
+        own = {name: value.to(device) for name, value in self._own_fixed.items()}
         for places, key, name in self._fixed_slots:
             places[key] = own[name] if name in own else tensors[self._name_in_base(name)]
         for site in self._decomposed:
@@ -208,7 +222,7 @@ class AdaptedNetwork(Network):
     def _name_in_base(self, name: str) -> str:
         owner, _, key = name.rpartition(".")
         layer = owner.removesuffix(".base")
-        return f"{layer if layer in self.sites else owner}.{key}".removeprefix("model.")
+        return f"{layer if layer in self._wrapped else owner}.{key}".removeprefix("model.")
 
     def _place_of(self, name: str) -> str:
         """The module whose adapter or weights a tensor is part of: both factors are one layer."""
@@ -228,12 +242,22 @@ class AdaptedNetwork(Network):
         base = self.source.loaded(torch.device("cpu"), self.source.own_type)
         return {site: row_norms(matrix_of(base.get_submodule(site.removeprefix("model.")))) for site in self.sites}
 
+    @cached_property
+    def _embeddings_in_files(self) -> Tensor:
+        """The embeddings of all tokens: the folder's own, whatever is computed in."""
+        base: Any = self.source.loaded(torch.device("cpu"), self.source.own_type)
+        found: Tensor = base.get_input_embeddings().weight
+        return found
+
     def _value(self, seed: int, name: str) -> Tensor:
         """The initial value of a tensor of our own."""
         if name in self._own_given:
             return self._own_given[name].float().clone()
         if name.endswith(MAGNITUDE):
             return self._norms_in_files[name.removesuffix(MAGNITUDE)].clone()
+        if self._prompts is not None and name.startswith(PROMPTS):
+            known = self._embeddings_in_files if self._prompts.takes_embeddings else None
+            return self._prompts.initial(seed, name, known)
         return initial_value(seed, name, self._own[name])
 
 

@@ -6,21 +6,33 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import safetensors.torch
 from torch import Tensor
 
 from rayfl.errors import ConfigError, ModelError
+from rayfl.models.pretrained.prompts import PROMPTS
 from rayfl.models.pretrained.whole_folder import whole_folder
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model."
 """Comes before the names of trees, which begin with ``model.``."""
 
+_VIRTUAL, _IN_TREES = "prompt_embeddings", f"{PROMPTS}0.weight"
+"""What virtual tokens are called in files and in trees. With them, names in files lack ``model.``."""
+
+_TYPES = {"lora": "LORA", "ia3": "IA3", "prompt": "PROMPT_TUNING"}
+"""What ``peft`` calls the kinds of the section ``model.adapter``."""
+
 
 def write_adapter(
-    folder: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], description: Mapping[str, Any]
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    description: Mapping[str, Any],
+    further: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
     """Writes an adapter that ``PeftModel.from_pretrained`` loads over the same base.
 
@@ -29,6 +41,7 @@ def write_adapter(
         tensors: by name in a tree.
         settings: the content of ``adapter_config.json``.
         description: goes into the metadata of the weights, under ``rayfl``.
+        further: contents of more files, by name.
 
     Raises:
         ConfigError: the folder has an adapter or a model, or cannot be written.
@@ -37,8 +50,10 @@ def write_adapter(
         raise ConfigError(f"--out: {folder} has an adapter: name another folder, or remove it")
     if (folder / "config.json").exists():  # whose weights from_pretrained would add the adapter to
         raise ConfigError(f"--out: {folder} has a model: name another folder, or remove it")
-    named = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    named = {_in_files(name, tensors): tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with whole_folder(folder, last=WEIGHTS) as place:
+        for name, content in further.items():
+            (place / name).write_bytes(content)
         metadata = {"format": "pt", "rayfl": json.dumps(description)}
         (place / WEIGHTS).write_bytes(safetensors.torch.save(named, metadata))
         (place / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -49,27 +64,27 @@ class AdapterFolder:
 
     Args:
         path: the folder.
+        kind: of the adapter, as in the section ``model.adapter``.
 
     Raises:
-        ModelError: it has no adapter, or one of another kind than low-rank adapters.
+        ModelError: it has no adapter, or one of another kind.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, kind: str = "lora") -> None:
         self.path = Path(path).expanduser()
         try:
             self.settings = json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
             content = (self.path / WEIGHTS).read_bytes()
-            self.tensors = {
-                name.removeprefix(_PREFIX): tensor for name, tensor in safetensors.torch.load(content).items()
-            }
+            self.tensors = {_in_trees(name, kind): one for name, one in safetensors.torch.load(content).items()}
         except Exception as error:  # a damaged file is reported by whichever line of the readers stumbles
             raise ModelError(
                 f"model.adapter.start: {self.path} has no adapter of peft ({SETTINGS}, {WEIGHTS}): {error}"
             ) from error
         settings = json.dumps({key: self.settings.get(key) for key in (*_COMPARED, *_PLAIN)}, sort_keys=True)
         self.sha256 = hashlib.sha256(content + settings.encode()).hexdigest()
-        if self.settings.get("peft_type") != "LORA":
-            raise ModelError(f"model.adapter.start: {self.path} has a {self.settings.get('peft_type')}, not LORA")
+        if (found := self.settings.get("peft_type")) != _TYPES[kind]:
+            known = next((f": set model.adapter.name={name}" for name, one in _TYPES.items() if one == found), "")
+            raise ModelError(f"model.adapter.start: {self.path} has a {found}, not {_TYPES[kind]}{known}")
         for key in (*_PLAIN, *_FURTHER):
             if self.settings.get(key) not in (None, False, {}, [], "none"):
                 raise ModelError(
@@ -105,6 +120,21 @@ class AdapterFolder:
                 f"model.adapter.use_dora={str(found[3]).lower()}"
             )
 
+    def check_tokens(self, count: int) -> None:
+        """Makes sure that it is virtual tokens of one sequence, as many as the section ``model.adapter`` says.
+
+        Args:
+            count: how many there should be.
+
+        Raises:
+            ModelError: it is not, with what to set.
+        """
+        found, parts = (self.settings.get(key) for key in ("num_virtual_tokens", "num_transformer_submodules"))
+        if parts not in (None, 1):
+            raise ModelError(f"model.adapter.start: {self.path} has virtual tokens of encoder and decoder")
+        if found != count:
+            raise ModelError(f"model.adapter.start: the adapter in {self.path} needs model.adapter.tokens={found}")
+
     def values(self, shapes: Mapping[str, tuple[int, ...]], head: str) -> dict[str, Tensor]:
         """Its tensors by name in a tree.
 
@@ -131,6 +161,20 @@ class AdapterFolder:
         return {
             name: tensor.float() for name, tensor in self.tensors.items() if tuple(tensor.shape) == shapes.get(name)
         }
+
+
+def _in_files(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """The name in a file of a tensor of a tree."""
+    if _IN_TREES not in tensors:
+        return f"{_PREFIX}{name}"
+    return _VIRTUAL if name == _IN_TREES else f"{_PREFIX}{name.removeprefix('model.')}"
+
+
+def _in_trees(name: str, kind: str) -> str:
+    """The name in a tree of a tensor of a file."""
+    if kind != "prompt":
+        return name.removeprefix(_PREFIX)
+    return _IN_TREES if name == _VIRTUAL else f"model.{name.removeprefix(_PREFIX)}"
 
 
 _COMPARED = ("r", "lora_alpha", "use_rslora", "use_dora")

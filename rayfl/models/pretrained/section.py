@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,16 +13,28 @@ from rayfl.errors import ModelError
 from rayfl.examples import InputSpec, Target
 from rayfl.models.architecture import NAME, Architecture
 from rayfl.models.pretrained.adapted_model import AdaptedModel
-from rayfl.models.pretrained.adapter_section import AdapterConfig, HeadConfig
-from rayfl.models.pretrained.families import FAMILIES, OUTPUT_LAYER, Family, family_of
+from rayfl.models.pretrained.adapter_section import (
+    AdapterConfig,
+    AnyAdapter,
+    HeadConfig,
+    NoAdapter,
+    PromptTuningConfig,
+)
+from rayfl.models.pretrained.class_texts import class_texts
+from rayfl.models.pretrained.clip import ClipModel, ClipNetwork
+from rayfl.models.pretrained.families import OUTPUT_LAYER, Family, family_of
+from rayfl.models.pretrained.fitting import check_inputs
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.initial_values import own_shapes
 from rayfl.models.pretrained.language import AdaptedLanguageModel, LanguageNetwork
 from rayfl.models.pretrained.loading import Source, library
-from rayfl.models.pretrained.magnitudes import MAGNITUDE
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.peft_files import AdapterFolder
-from rayfl.models.pretrained.sites import Head, Site, TrainedLinear, chosen, replace
+from rayfl.models.pretrained.peft_settings import settings_of, why_not_of_peft
+from rayfl.models.pretrained.prompt_section import PromptConfig
+from rayfl.models.pretrained.putting_in import put_in, text_tokens
+from rayfl.models.pretrained.sites import Head, TrainedLinear, replace
+from rayfl.models.pretrained.text_head import text_head
 from rayfl.naming.texts import Checksum
 
 
@@ -45,8 +58,11 @@ class PretrainedModel(Architecture):
         description="Checksum of the folder's weights and configuration: found out and recorded, and what results "
         "depend on in place of the folder's path.",
     )
-    adapter: AdapterConfig = Field(default=AdapterConfig(), description="The adapters.")
+    adapter: AnyAdapter = Field(default=AdapterConfig(), description="The adapters.")
     head: HeadConfig = Field(default=HeadConfig(), description="The last layers.")
+    prompt: PromptConfig | None = Field(
+        default=None, description="Of CLIP, which tells classes by texts: the texts, and what of them is trained."
+    )
     attention: Literal["sdpa", "eager"] = Field(
         default="sdpa", description="How attention is computed: sdpa, in fused kernels; eager, step by step."
     )
@@ -64,10 +80,25 @@ class PretrainedModel(Architecture):
             if self.base is None:
                 found["base"] = BaseFolder(self.folder).sha256
             if adapter.start is not None and adapter.sha256 is None:
-                found["adapter"] = adapter.model_copy(update={"sha256": AdapterFolder(adapter.start).sha256})
+                checksum = AdapterFolder(adapter.start, adapter.name).sha256
+                found["adapter"] = adapter.model_copy(update={"sha256": checksum})
+            if isinstance(adapter, PromptTuningConfig) and adapter.text is not None and adapter.text_tokens is None:
+                tokens = text_tokens(adapter, self._folder)
+                found["adapter"] = adapter.model_copy(update={"text_tokens": tokens})
+            if self.prompt is not None and self.prompt.classes is not None and self.prompt.sha256 is None:
+                checksum = class_texts(self.prompt, self._folder.path).sha256
+                found["prompt"] = self.prompt.model_copy(update={"sha256": checksum})
         except ModelError:
             pass  # said where a model is made of it
         return self.model_copy(update=found) if found else self
+
+    def told(self, class_names: Callable[[], Sequence[str]]) -> PretrainedModel:
+        """See the base class."""
+        prompt = self.prompt or PromptConfig()
+        with suppress(ModelError):  # said where a model is made of it
+            if self._family.tower and prompt.classes is None and (names := tuple(class_names())):
+                return self.model_copy(update={"prompt": prompt.model_copy(update={"classes": names})})
+        return self
 
     def saving_memory(self) -> PretrainedModel:
         """See the base class."""
@@ -77,24 +108,30 @@ class PretrainedModel(Architecture):
         """The model on the device ``meta``: with shapes, but without values."""
         library()
         folder, family = self._folder, self._family
-        channels = self._fit(spec)
+        if self.prompt is not None and not family.tower:
+            raise ModelError(f"model.prompt: {folder.model_type} does not tell classes by texts: leave it out")
+        channels = check_inputs(self, folder, spec, self.head.train, self._virtual)
         module = self._source(spec).skeleton().requires_grad_(False)
-        layers = None if self.adapter.layers == "all" else self.adapter.layers
-        outputs = _outputs(family, spec.target)
-        names = chosen(module, self.adapter.targets or family.targets, layers, outputs)
-        for name in names:
-            layer, own = module.get_submodule(name), self.adapter
-            replace(module, name, Site(layer, own.r, own.scale, own.trains, own.use_dora).to("meta"))
+        place = module.get_submodule(family.tower)
+        prompts = put_in(place, self.adapter, folder, _outputs(family, spec.target))
         blocks = _blocks(module, folder.model_type) if self.checkpointing else ()
         if spec.target == "tokens":
-            return AdaptedLanguageModel(module, spec.padding).checkpointing(blocks, now=self.checkpointing is True)
+            language = AdaptedLanguageModel(module, spec.padding, prompts)
+            return language.checkpointing(blocks, now=self.checkpointing is True)
+        if family.tower:
+            head = text_head(self.prompt or PromptConfig(), folder, spec, module)
+            if head.context is None and isinstance(self.adapter, NoAdapter):
+                raise ModelError(
+                    "model.prompt.context=none and model.adapter=none leave nothing to train: set one of them"
+                )
+            return ClipModel(module, head, channels).checkpointing(blocks, now=self.checkpointing is True)
         block = module.get_submodule(family.block)
         inside = [family.block] if isinstance(block, nn.Linear) else _linear_in(block, family.block)
         for name in inside:
             kind = Head if name == family.head else TrainedLinear
             replace(module, name, kind(module.get_submodule(name), self.head.train).to("meta"))
         padding = self._padding(spec) if family.masked else None
-        model = AdaptedModel(module, family.head, family.block, family.kind == "image", channels, padding)
+        model = AdaptedModel(module, family.head, family.block, family.kind == "image", channels, padding, prompts)
         return model.checkpointing(blocks, now=self.checkpointing is True)
 
     def network(self, spec: InputSpec) -> AdaptedNetwork:
@@ -102,6 +139,8 @@ class PretrainedModel(Architecture):
         if self.base is not None:
             self._folder.check(self.base)
         model = self.build(spec)
+        if isinstance(model, ClipModel):
+            return ClipNetwork(model, self._source(spec), self._given(model, spec.target), self._tokens(spec))
         kind = LanguageNetwork if isinstance(model, AdaptedLanguageModel) else AdaptedNetwork
         return kind(model, self._source(spec), self._given(model, spec.target), self._tokens(spec))
 
@@ -118,6 +157,8 @@ class PretrainedModel(Architecture):
         known = (str(folder.path), self.base or folder.sha256)
         if spec.target == "tokens":
             return Source(*known, "next_tokens", None, self.attention)
+        if self._family.tower:
+            return Source(*known, "images_and_texts", None, self.attention)
         if self._family.kind == "image":
             return Source(*known, "images", spec.num_classes, self.attention)
         return Source(*known, "sequences", spec.num_classes, self.attention, self._padding(spec))
@@ -133,65 +174,18 @@ class PretrainedModel(Architecture):
             raise self.misfit(spec, f"rows padded with the token {own}: use the tokenizer of the base")
         return next((int(token) for token in (own, given) if token is not None), 0)
 
-    def _fit(self, spec: InputSpec) -> int:
-        """Refuses inputs that the base cannot read; returns the channels that it reads, 0 for tokens."""
-        config, family = self._folder.config, self._family
-        if "quantization_config" in config:
-            raise ModelError(
-                f"model.folder: config.json of {self.folder} says that its weights are quantised "
-                f"({config['quantization_config'].get('quant_method')}), and there are no quantised bases: give the "
-                "folder of the whole weights, and set engine.precision=bfloat16 to have them take half the memory"
-            )
-        if family.kind == "tokens":
-            self._fit_tokens(spec)
-            return 0
-        if spec.target == "tokens":
-            raise self.misfit(spec, "images")
-        channels, rows, columns = self.image(spec)
-        side, wanted = config.get("image_size", 224), int(config.get("num_channels", 3))
-        height, width = side if isinstance(side, list) else (side, side)
-        if (rows, columns) != (height, width):
-            raise self.misfit(spec, f"images of {height} x {width} pixels: set transform.resize={height}")
-        if channels not in (1, wanted):
-            raise self.misfit(spec, f"images of {wanted} channels")
-        return wanted
-
-    def _fit_tokens(self, spec: InputSpec) -> None:
-        """Refuses texts that the base cannot read, or from which it cannot learn."""
-        config, family = self._folder.config, self._family
-        if spec.target == "tokens" and not family.causal:
-            known = ", ".join(name for name, one in FAMILIES.items() if one.causal)
-            raise self.misfit(
-                spec, f"one class, some labels or numbers a sample (a language model needs one of {known})"
-            )
-        if spec.target == "tokens" and self.head.train:
-            raise ModelError(
-                "model.head.train: the output layer of a language model is the base's own, and is not trained: set "
-                "model.head.train=false"
-            )
-        if spec.kind != "tokens" or len(spec.shape) != 1:
-            raise self.misfit(spec, f"rows of tokens ({self._folder.model_type})")
-        # A token of the data's own that only fills rows up is never read where the model is causal.
-        padded = spec.target == "tokens" and spec.padding == config.get("vocab_size")
-        if spec.vocabulary - padded > int(config.get("vocab_size", 0)):
-            if spec.padding == config.get("vocab_size"):
-                raise self.misfit(
-                    spec,
-                    "rows that are filled up with a token of the base, and its tokenizer names none: set pad_token in "
-                    "tokenizer_config.json beside it, for instance to the token that ends a text",
-                )
-            raise self.misfit(spec, f"tokens below {config.get('vocab_size')}: use the tokenizer of the base")
-        most = config.get("max_position_embeddings", config.get("n_positions"))
-        if most is not None and spec.shape[0] > (most := int(most) - family.first_position):
-            raise self.misfit(spec, f"texts of at most {most} tokens: set dataset.length={most}")
+    @property
+    def _virtual(self) -> int:
+        """How many virtual tokens are read with each sample."""
+        return self.adapter.tokens if isinstance(self.adapter, PromptTuningConfig) else 0
 
     def _tokens(self, spec: InputSpec) -> int:
         """Rows that one sample makes in the base's products."""
         if self._family.kind == "tokens":
-            return spec.shape[0]
-        patch = self._folder.config.get("patch_size", 16)
+            return spec.shape[0] + self._virtual
+        patch = self._folder.vision_config.get("patch_size", self._family.patch)
         height, width = patch if isinstance(patch, list) else (patch, patch)
-        return spec.shape[1] // int(height) * (spec.shape[2] // int(width)) + 1
+        return spec.shape[1] // int(height) * (spec.shape[2] // int(width)) + 1 + self._virtual
 
     def _given(self, model: AdaptedModel, target: Target) -> dict[str, Any]:
         """Initial values that are not drawn: those of an adapter, and the folder's head."""
@@ -221,7 +215,7 @@ class PretrainedModel(Architecture):
     def _begun(self, model: AdaptedModel, target: Target) -> dict[str, Any]:
         """The tensors of the adapter to begin from."""
         assert self.adapter.start is not None
-        adapter = AdapterFolder(self.adapter.start)
+        adapter = AdapterFolder(self.adapter.start, self.adapter.name)
         if self.adapter.sha256 not in (None, adapter.sha256):
             raise ModelError(
                 f"model.adapter.start: the adapter in {adapter.path} has the checksum {adapter.sha256}, but "
@@ -229,7 +223,12 @@ class PretrainedModel(Architecture):
                 "begin a new run"
             )
         own = self.adapter
-        adapter.check(own.r, own.alpha, own.scaling == "alpha_over_sqrt_r", own.use_dora)
+        if isinstance(own, AdapterConfig):
+            adapter.check(own.r, own.alpha, own.scaling == "alpha_over_sqrt_r", own.use_dora)
+        elif isinstance(own, PromptTuningConfig):
+            if why := why_not_of_peft(self._family, True):
+                raise ModelError(f"model.adapter.start: {why}")
+            adapter.check_tokens(own.tokens)
         return adapter.values(own_shapes(model), f"model.{_outputs(self._family, target)}.")
 
     def peft_settings(self, names: Sequence[str], target: Target = "class", rank: int | None = None) -> dict[str, Any]:
@@ -238,31 +237,12 @@ class PretrainedModel(Architecture):
         Args:
             names: of their tensors.
             target: what the model has learned.
-            rank: of the adapters; None: that of the section. The scale is the same for every rank.
+            rank: of low-rank adapters; None: that of the section. The scale is the same for every rank.
+
+        Raises:
+            ConfigError: ``peft`` has no adapters of the kind for this base.
         """
-        block, own = self._family.block, self.adapter
-        rank = own.r if rank is None else rank
-        times = rank / own.r
-        over_texts = "CAUSAL_LM" if target == "tokens" else "SEQ_CLS"
-        sites = [name.removeprefix("model.").partition(".lora_A.")[0] for name in names if ".lora_A." in name]
-        headed = any(name.startswith(f"model.{block}.") for name in names)
-        return {
-            "peft_type": "LORA",
-            "task_type": None if self._family.kind == "image" else over_texts,
-            "base_model_name_or_path": self._folder.path.name,
-            "inference_mode": True,
-            "r": rank,
-            "lora_alpha": own.alpha * (times if own.scaling == "alpha_over_r" else times**0.5),
-            "use_rslora": own.scaling == "alpha_over_sqrt_r",
-            "use_dora": any(name.endswith(MAGNITUDE) for name in names),
-            "lora_dropout": 0.0,
-            "bias": "none",
-            "target_modules": sites,
-            "fan_in_fan_out": self._family.transposed,
-            "modules_to_save": [block] if headed else None,
-            "rank_pattern": {},
-            "alpha_pattern": {},
-        }
+        return settings_of(self.adapter, self._folder, names, target, rank)
 
 
 def _outputs(family: Family, target: Target) -> str:

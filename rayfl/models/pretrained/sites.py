@@ -217,7 +217,13 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or is_transposed(module)
 
 
-def chosen(module: nn.Module, targets: str | Sequence[str], layers: Collection[int] | None, without: str) -> list[str]:
+def chosen(
+    module: nn.Module,
+    targets: str | Sequence[str],
+    layers: Collection[int] | None,
+    without: str,
+    option: str = "model.adapter.targets",
+) -> list[str]:
     """The names of the linear layers that get an adapter.
 
     Args:
@@ -226,6 +232,7 @@ def chosen(module: nn.Module, targets: str | Sequence[str], layers: Collection[i
             match. All three are what ``target_modules`` of ``peft`` means.
         layers: numbers of the blocks; None for all.
         without: the module whose layers get none: the head.
+        option: what gives the targets, for messages.
 
     Raises:
         ModelError: a target names no linear layer, or a number no block; the message lists what there is.
@@ -238,14 +245,14 @@ def chosen(module: nn.Module, targets: str | Sequence[str], layers: Collection[i
         found = [name for name in linear if re.fullmatch(targets, name)]
         if not found:
             some = ", ".join(linear[:3])
-            raise ModelError(f"model.adapter.targets: no linear layer matches {targets!r} as a whole; some are {some}")
+            raise ModelError(f"{option}: no linear layer matches {targets!r} as a whole; some are {some}")
     else:
         for target in targets:
             own = [name for name in linear if _within_end(name, target)]
             if not own:
                 there = sorted({name.rpartition(".")[2] for name in linear})
                 raise ModelError(
-                    f"model.adapter.targets: no linear layer is called {target!r}; there are {there}. A text in place "
+                    f"{option}: no linear layer is called {target!r}; there are {there}. A text in place "
                     f"of a list is {ALL_LINEAR}, or a regular expression"
                 )
             found += own

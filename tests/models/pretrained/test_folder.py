@@ -201,5 +201,7 @@ def test_a_small_base_is_made_here(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_only_what_has_a_maker_can_be_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'tiny-clip' cannot be made; there are tiny-vit, tiny-llama, tiny-bert"):
-        making.make("tiny-clip", tmp_path / "x")
+    with pytest.raises(
+        ConfigError, match="'tiny-whale' cannot be made; there are tiny-vit, tiny-clip, tiny-llama, tiny-bert"
+    ):
+        making.make("tiny-whale", tmp_path / "x")

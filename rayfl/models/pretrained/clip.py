@@ -1,0 +1,95 @@
+"""CLIP as a classifier: logits are cosines of an image's features with those of the classes' texts, times a scale.
+
+Averaging the contexts of :mod:`rayfl.models.pretrained.text_head` over clients is PromptFL: Guo, Guo, Wang, Tang, Xu:
+PromptFL: Let Federated Participants Cooperatively Learn Prompts Instead of Models, IEEE TMC 2023. Its abstract was
+read; the paper's text was not at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rayfl.models.pretrained.adapted_model import AdaptedModel
+from rayfl.models.pretrained.loading import Source
+from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.models.pretrained.text_head import CONTEXT, TEXTS, WEIGHT, TextHead, of_length_one
+
+
+class ClipModel(AdaptedModel):
+    """CLIP with adapters in its image tower, or none, and with the head that texts make.
+
+    Args:
+        module: transformers' ``CLIPModel``, with sites put in.
+        head: what texts make; becomes a part of the module.
+        channels: of the images that the base reads.
+    """
+
+    def __init__(self, module: nn.Module, head: TextHead, channels: int) -> None:
+        module.add_module(TEXTS, head)
+        super().__init__(module, TEXTS, TEXTS, image=True, channels=channels)
+
+    @property
+    def text_head(self) -> TextHead:
+        """The head."""
+        found = self.model.get_submodule(TEXTS)
+        assert isinstance(found, TextHead)
+        return found
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features of images, of length one, shape (N b, D)."""
+        base: Any = self.model
+        return of_length_one(base.get_image_features(pixel_values=self.pixels(x)).pooler_output)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits (N b, C) of features (N b, D)."""
+        weights = self.text_head.weights(self.model)
+        features = features.to(weights.dtype)
+        if len(weights) == 1:
+            return F.linear(features, weights[0])
+        return torch.bmm(features.view(len(weights), -1, features.shape[-1]), weights.mT).flatten(0, 1)
+
+
+class ClipNetwork(AdaptedNetwork):
+    """A :class:`ClipModel` as a function of adapters and context; arguments as for the base class.
+
+    Where nothing of the head is trained it is fixed: texts go through the text tower once a process, in float32 on the
+    CPU. Else every step of a client passes its context, in the texts of all classes, through that tower.
+
+    Attributes:
+        groups: see the base class; also ``context``.
+    """
+
+    def __init__(
+        self, model: ClipModel, source: Source, given: Mapping[str, Tensor] | None = None, tokens: int = 1
+    ) -> None:
+        super().__init__(model, source, given, tokens)
+        self._head = model.text_head
+        self.groups = {**self.groups, "context": tuple(name for name in self.parameter_names if name == CONTEXT)}
+        if self.groups["context"]:
+            # The head is computed, so there is no weight to be put in its place.
+            del self._own[WEIGHT]
+            self._fixed_parameters = tuple(name for name in self._fixed_parameters if name != WEIGHT)
+            self._fixed_slots = tuple(slot for slot in self._fixed_slots if slot[-1] != WEIGHT)
+            self.rows_per_model = self._head.texts.tokens.numel()
+
+    @property
+    def _own_fixed(self) -> dict[str, Tensor]:
+        texts = self._head.texts
+        return {**super()._own_fixed, f"model.{TEXTS}.tokens": texts.tokens, f"model.{TEXTS}.ends": texts.ends}
+
+    @cached_property
+    def _given_head(self) -> Tensor:
+        """The head of the template's texts, or the context that its words are."""
+        base = self.source.loaded(torch.device("cpu"), torch.float32)
+        return self._head.words(base) if self.groups["context"] else self._head.zero_shot(base)
+
+    def _value(self, seed: int, name: str) -> Tensor:
+        if name == WEIGHT or (name == CONTEXT and self._head.begun):
+            return self._given_head.clone()
+        return super()._value(seed, name)
