@@ -66,7 +66,7 @@ class Replies:
     Attributes:
         totals: of a ``mean``, the sum of the contributions by group.
         values: of a ``map`` what each client returned; of ``each`` its ``tree`` and ``weight``; by client.
-        within: of a ``mean`` under ``privacy``, how many changes were no longer than the norm they were clipped to.
+        within: of the summands of a mean, how many changes were within the bound that they were clipped to.
     """
 
     totals: dict[str, ExactSum] = field(default_factory=dict)

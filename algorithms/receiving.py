@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rayfl.aggregation import privacy as private
 from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_deviations, scaled, within_the_spread
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.memory import key_of
+from rayfl.aggregation.secure_sum import step_of
 from rayfl.engine.aggregation_rule import Known
+from rayfl.engine.compressors import SecureAggregation
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ClientError, MethodError, RunError
-from rayfl.params import Tree, leaves
+from rayfl.params import Tree, from_leaves, leaves
 
 
 def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) -> None:
@@ -40,6 +44,9 @@ def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) ->
     if context.compressed and (kind == "map" or calls > 1):
         why = "compression is for one mean a round over clients (Clients.mean), and for nothing else that they send"
         raise MethodError(f"{why}; this is {asked}, call {calls} of the round")
+    if context.secure_sum and kind != "mean":
+        why = "compression=secure_aggregation is for one sum over all clients of a round (Clients.mean), not for groups"
+        raise MethodError(f"{why}; this is {asked}")
 
 
 def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
@@ -128,6 +135,8 @@ def combined(
     for client in context.attackers & set(attacked):
         if not all(bool(leaf.isfinite().all()) for _, leaf in leaves(attacked[client].tree)):
             raise ClientError(f"{where}: what client {client} sends is not finite any more: lower attack.strength")
+    if context.secure_sum and context.attack.on_messages:
+        attacked = _in_the_sum(context.secure_sum, context.attackers, attacked, received, where)
     key, all_sent = key_of(rule.name, call), list(attacked.values())
     seed = context.streams.integer(f"aggregator.{call}", context.round)
     known = Known(list(attacked), remembered.pop(key, {}), seed)
@@ -160,6 +169,40 @@ def _attacked(
     else:
         instead = {client: _alone(context, client, messages[client].tree, received) for client in malicious}
     return {**messages, **{client: replace(messages[client], tree=tree) for client, tree in instead.items()}}
+
+
+def _in_the_sum(
+    rule: SecureAggregation,
+    attackers: AbstractSet[int],
+    messages: Mapping[int, Weighted],
+    received: Mapping[str, Tensor],
+    where: str,
+) -> dict[int, Weighted]:
+    """Returns the messages with those of malicious clients on the levels of all, but not clipped.
+
+    Nobody sees whether an attacker clips. Only the modulus bounds what it can do to the sum.
+
+    Raises:
+        ClientError: the sum wraps around the modulus.
+    """
+    step, found = step_of(rule.clip, rule.bits), dict(messages)
+    for client in attackers & set(messages):
+        tree = {}
+        for path, leaf in leaves(messages[client].tree):
+            change = ((leaf.double() - received[path].double()) / step).round() * step
+            tree[path] = (received[path] + change).to(leaf.dtype)
+        found[client] = replace(messages[client], tree=from_leaves(tree))
+    totals = {path: torch.zeros_like(leaf, dtype=torch.float64) for path, leaf in received.items()}
+    for message in found.values():
+        for path, leaf in leaves(message.tree):
+            totals[path] += float(message.weight) * ((leaf.double() - received[path].double()) / step).round()
+    for path, total in totals.items():
+        if total.numel() and float(total.abs().max()) >= 2.0 ** (rule.modulus_bits - 1):
+            raise ClientError(
+                f"{where}: with what malicious clients send, the sum of {path} leaves the range modulo "
+                f"2^{rule.modulus_bits} and would wrap: lower attack.strength, or raise compression.modulus_bits"
+            )
+    return found
 
 
 _COLLUDING = ("alie", "ipm", "min_max", "min_sum")

@@ -14,6 +14,7 @@ from actors.federation.evaluation import Evaluation
 from actors.federation.host_deaths import HostDeaths
 from actors.federation.hosts import Hosts
 from actors.federation.participation import Participation
+from actors.federation.secure_sum import check_sum
 from actors.federation.traffic import Traffic
 from actors.federation.updates import Updates
 from actors.hosting.contract import run_round
@@ -91,6 +92,7 @@ class Federation(Clients):
         past: Mapping[int, Tree] | None = None,
         moved_norm: float | None = None,
         remembered: Tree | None = None,
+        asked: Sequence[int] = (),
     ) -> None:
         """Begins a round, and takes hosts into use that have joined since the last one.
 
@@ -104,12 +106,12 @@ class Federation(Clients):
             past: the server's tree as sent in those rounds, by round.
             moved_norm: the clipping norm, where it is not the first one.
             remembered: what the rule of the section ``aggregator`` needs of earlier rounds.
+            asked: the clients that began the round, with those that do not answer; empty where that is not known.
         """
-        known = replace(self._context, round=round, final=False, started=dict(started or {}))
+        known = replace(self._context, round=round, final=False, started=dict(started or {}), asked=tuple(asked))
         self._context = replace(known, moved_norm=moved_norm)
         self._past, self._remembered, self._trained_splits = dict(past or {}), remembered or {}, tuple(trained_splits)
-        self._participation = Participation(round, cohort, absent or {})
-        self._unscorable = dict(unscorable or {})
+        self._participation, self._unscorable = Participation(round, cohort, absent or {}), dict(unscorable or {})
         self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
         self._hosts.grow()
         self._begin_attempt()
@@ -246,6 +248,7 @@ class Federation(Clients):
                 for group, part in result.totals.items():
                     merge(replies.totals.setdefault(group, ExactSum()), part, job.round, call.procedure)
                 replies.values.update({client: from_numpy(value) for client, value in result.values.items()})
+        check_sum(self._context, call, replies)
         return replies
 
     def _answers(self, job: Job, call: Call) -> Iterable[JobResult]:
@@ -274,10 +277,8 @@ class Federation(Clients):
     def finish_commit(self, handles: dict[Any, int], counts: dict[str, int] | None = None) -> dict[int, StoredFile]:
         """Waits for a commit started earlier; returns the files of the states it wrote, by client.
 
-        May run on another thread, since it changes nothing here.
-
         Args:
-            handles: of the commit.
+            handles: of the commit; may be waited for on another thread, since nothing changes here.
             counts: receives how many states each of the files has, by its name.
         """
         return self._hosts.finish_commit(handles, counts)

@@ -66,6 +66,11 @@ class Outgoing:
             received = reference_of(outcome.tree, self._common)
         except ValueError as error:
             return MethodError(f"compression: {self._job.procedure} {error}")
+        if self._own.context.secure_sum and not float(outcome.weight).is_integer():
+            return MethodError(
+                f"compression=secure_aggregation: {self._job.procedure} returns a weight of {outcome.weight}, and sums "
+                "are of integers: return whole numbers"
+            )
         found = dict(leaves(outcome.tree))
         paths = [path for path in found if path.rpartition("/")[2] not in self._own.engine.task.network.buffer_names]
         sizes = [found[path].numel() for path in paths]
@@ -81,7 +86,8 @@ class Outgoing:
         for path, part in zip(paths, torch.split(decoded, sizes), strict=True):
             found[path] = (received[path] + part.view_as(received[path])).to(received[path].dtype)
         others = num_bytes({path: leaf for path, leaf in found.items() if path not in set(paths)})
-        return replace(outcome, tree=from_leaves(found), size=size + others)
+        size += others + compressor.beside(self._own.context.cohort_size)
+        return replace(outcome, tree=from_leaves(found), size=size, within=compressor.within(change))
 
     def _limited(self, outcome: Any) -> Any:
         """Clips a message (``privacy.clip_norm``)."""

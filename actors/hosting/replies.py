@@ -52,9 +52,9 @@ def found_of(
             raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
         check_sendable(outcome.tree, job.procedure)
         contribution = Inspected.of(outcome, known)
+        result.within = bool(outcome.within)  # of None, too
         if job.kind == "mean":
             result.contribution, result.group = contribution, outcome.group
-            result.within = bool(outcome.within)  # of None, too
         else:
             result.value = {"tree": to_numpy(outcome.tree), "weight": outcome.weight}
         if job.summands > 1 and not contribution.fits(job.summands if job.skips else 1):

@@ -125,6 +125,7 @@ class Driver:
             past=self.progress.unfinished.past,
             moved_norm=self.progress.moved_norm,
             remembered=of_rule(self.progress.remembered, self._config.aggregator.name),
+            asked=sorted({*cohort, *turnout.left_out}),
         )
         self._evaluations.unscored = {}
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)

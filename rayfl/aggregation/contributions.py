@@ -37,8 +37,8 @@ class Weighted:
         weight: a positive number; the client's sample count, or 1 for a uniform mean. All of a mean are 2^-32 at least.
         group: the mean it belongs to, if there are several (``Clients.means``).
         size: bytes that it takes to send, if it is encoded in fewer than its tensors have; None: those of its tensors.
-        within: whether the change was no longer than the norm that it was clipped to, a scalar of bool; None where it
-            was not clipped.
+        within: whether the change was within the bound that it was clipped to, a norm or a magnitude of its entries; a
+            scalar of bool. None where it was not clipped.
     """
 
     tree: Tree

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from rayfl.aggregation.compression import (
@@ -19,6 +19,7 @@ from rayfl.aggregation.compression import (
     signs,
     sparse_bytes,
 )
+from rayfl.aggregation.secure_sum import in_levels, most_weight, protocol_bytes, summed_bytes
 
 _FEEDBACK = "whether a client adds to its next change what this message lacks, and keeps that in its state"
 
@@ -47,6 +48,14 @@ class Compressor(BaseModel):
             sizes: entries of each tensor.
             generator: for random choices.
         """
+
+    def beside(self, cohort: int) -> int:
+        """Returns the bytes that a client sends beside its message, in a round of ``cohort`` clients."""
+        return 0
+
+    def within(self, change: Tensor) -> Tensor | None:
+        """Returns whether no entry of a change is clipped, a scalar of bool; None where none ever is."""
+        return None
 
 
 class TopK(Compressor):
@@ -96,4 +105,58 @@ class Sign(Compressor):
         return signs(change, sizes), dense_bytes(sizes, 1)
 
 
-Compression = Annotated[NoCompression | TopK | RandomK | Quantize | Sign, Field(discriminator="name")]
+class SecureAggregation(Compressor):
+    """What the server learns of a sum that alone it sees, without any cryptography (Bonawitz et al., CCS 2017).
+
+    A sum of rounded changes that does not wrap is to the bit what the server of a deployment decodes, so that their
+    exact mean is its mean. Models are rounded to their number type when changes are added to what was received.
+    """
+
+    name: Literal["secure_aggregation"] = "secure_aggregation"
+    clip: float = Field(8.0, gt=0, allow_inf_nan=False, description="largest magnitude of an entry of a change")
+    bits: int = Field(22, ge=2, le=24, description="b of an entry: 2^b + 1 levels from minus to plus clip")
+    modulus_bits: int = Field(
+        32, ge=3, le=64, description="bits of an entry that is sent; sums are modulo 2^modulus_bits"
+    )
+    neighbours: int | None = Field(
+        None,
+        ge=2,
+        multiple_of=2,
+        description="k, clients that have shares of a client's secrets (SecAgg+); null: all of the round",
+    )
+    threshold: float = Field(
+        0.6, gt=0, le=1, description="share of those that must answer, with the client itself, for a sum to be unmasked"
+    )
+    error_feedback: bool = Field(False, description=_FEEDBACK)
+
+    @model_validator(mode="after")
+    def _room_for_one(self) -> Self:
+        if not self.most_weight:
+            raise ValueError(
+                f"bits={self.bits} leaves no room for a message in modulus_bits={self.modulus_bits}: "
+                f"bits must be below modulus_bits"
+            )
+        return self
+
+    @property
+    def most_weight(self) -> int:
+        """Returns the largest sum of a round's weights with which no sum wraps."""
+        return most_weight(self.bits, self.modulus_bits)
+
+    def holders(self, cohort: int) -> int:
+        """Returns how many clients have shares of a client's secrets, with itself; ``cohort`` is those of a round."""
+        return cohort if self.neighbours is None else min(self.neighbours + 1, cohort)
+
+    def encoded(self, change: Tensor, sizes: Sequence[int], generator: np.random.Generator) -> tuple[Tensor, int]:
+        return in_levels(change, self.clip, self.bits, generator), summed_bytes(len(change), self.modulus_bits)
+
+    def beside(self, cohort: int) -> int:
+        return protocol_bytes(self.holders(cohort))
+
+    def within(self, change: Tensor) -> Tensor:
+        return (change.abs() <= self.clip).all()
+
+
+Compression = Annotated[
+    NoCompression | TopK | RandomK | Quantize | Sign | SecureAggregation, Field(discriminator="name")
+]

@@ -9,7 +9,7 @@ from rayfl.data.images.augment import Augmentation
 from rayfl.engine.aggregators import Aggregator, Mean
 from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.cohorts import cohort_of
-from rayfl.engine.compressors import Compression, Compressor, NoCompression
+from rayfl.engine.compressors import Compression, Compressor, NoCompression, SecureAggregation
 from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.settings import TrainConfig
 from rayfl.randomness import RandomStreams
@@ -27,6 +27,7 @@ class RoundContext:
         streams: all random streams.
         final: whether this is the evaluation after the last round.
         augmentation: random augmentation of training images; None without.
+        asked: the clients that began the round, with those that do not answer; empty where that is not known.
         started: where rounds have no barrier, the round in which a client of the cohort began its local update, by
             client, if it was an earlier one: its model is so much older.
         unseen: how many further clients are held out from training.
@@ -46,6 +47,7 @@ class RoundContext:
     streams: RandomStreams
     final: bool = False
     augmentation: Augmentation | None = None
+    asked: tuple[int, ...] = ()
     started: Mapping[int, int] = field(default_factory=dict)
     unseen: int = 0
     unseen_epochs: int | None = None
@@ -65,6 +67,11 @@ class RoundContext:
     def compressed(self) -> bool:
         """Returns whether messages are compressed."""
         return isinstance(self.compression, Compressor)
+
+    @property
+    def secure_sum(self) -> SecureAggregation | None:
+        """Returns the section ``compression`` where the server sees sums of messages alone."""
+        return self.compression if isinstance(self.compression, SecureAggregation) else None
 
     @property
     def one_by_one(self) -> bool:

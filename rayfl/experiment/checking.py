@@ -15,6 +15,7 @@ from rayfl.experiment.checks import (
     check_private_norm,
     check_system,
     check_trainable,
+    names_remarks,
     statistics_remarks,
 )
 from rayfl.experiment.early_stopping import check_early_stopping
@@ -31,6 +32,7 @@ from rayfl.experiment.example_privacy import check_example_privacy
 from rayfl.experiment.messages import check_messages
 from rayfl.experiment.optimizers import check_optimizer
 from rayfl.experiment.privacy import check_privacy
+from rayfl.experiment.secure_sums import check_secure_sums
 from rayfl.naming.objects import names_an_object
 
 if TYPE_CHECKING:
@@ -90,10 +92,13 @@ def check_parts(parts: Parts) -> np.ndarray:
     remarks = [*algorithm.idle_settings(), *algorithm.remarks(parts.context)]
     for remark in [*remarks, *statistics_remarks(algorithm, parts.task)]:
         _log.warning("algorithm: %s", remark)
-    for remark in parts.dataset.remarks():
+    if idle := parts.config.cluster.idle_settings():
+        _log.warning("cluster: there are no actors with backend=inline, and so no effect of %s", ", ".join(idle))
+    for remark in (*parts.dataset.remarks(), *names_remarks(parts.dataset.names)):
         _log.warning("dataset: %s", remark)
     sizes = parts.dataset.sizes()
     check_trainable(sizes[:available, 0], parts.dataset.names)
+    check_secure_sums(parts.config, parts.task, parts.context, parts.buffered, sizes[:available, 0].tolist())
     check_example_privacy(parts.config, parts.task, parts.context, sizes[:available, 0].tolist())
     if parts.dataset.spec.target == "survival":
         check_events(parts.dataset, available)

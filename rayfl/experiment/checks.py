@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,27 @@ def check_trainable(samples: np.ndarray, names: Sequence[str]) -> None:
             f"dataset: {len(idle)} of {len(samples)} clients have no training samples, so that they have no weight "
             f"in a mean and no update: {named}{', ...' if len(idle) > _SHOWN else ''}. Leave them out of the data set"
         )
+
+
+def names_remarks(names: Sequence[str]) -> list[str]:
+    """Returns which clients' names look the same but are not, so that one client may have become two; mostly nothing.
+
+    Args:
+        names: of all clients, by client.
+    """
+    looks: dict[str, list[int]] = {}
+    for client, name in enumerate(names):
+        plain = name if name.isascii() else unicodedata.normalize("NFKC", name)
+        looks.setdefault(" ".join(plain.split()), []).append(client)
+    alike = [clients for clients in looks.values() if len(clients) > 1]
+    if not alike:
+        return []
+    named = "; ".join(" and ".join(f"{client} ({names[client]!a})" for client in one) for one in alike[:_SHOWN])
+    return [
+        f"names of clients differ only by blanks or by the Unicode form of their letters (NFC, NFD): {named}"
+        f"{'; ...' if len(alike) > _SHOWN else ''}. They are trained and scored as different clients: if they are one, "
+        "write the name in one way"
+    ]
 
 
 def check_server(server: Any, init: Callable[..., Any]) -> None:

@@ -50,6 +50,11 @@ def caveats(run: RunFolder, steps: int, objective: Objective) -> list[str]:
             "privacy.noise_multiplier: the server adds that noise to the sum of the messages, so that this message has "
             "none; it is clipped alone. Noise against the server is privacy.example_noise_multiplier"
         )
+    if run.parts.context.secure_sum is not None:
+        found.append(
+            "compression=secure_aggregation: the server sees sums of messages alone; this is what one would give away "
+            "without its mask"
+        )
     shortened = config.privacy.on or config.privacy.of_examples or config.train.max_grad_norm is not None
     if objective == "l2" and shortened:
         found.append("--objective l2 supposes that the message is as long as the gradient, and gradients are clipped")

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from rayfl.aggregation.compression import dense_bytes, entries_kept, sparse_bytes
-from rayfl.engine.compressors import Compressor, Quantize, RandomK, Sign, TopK
+from rayfl.engine.compressors import Compressor, Quantize, RandomK, SecureAggregation, Sign, TopK
 
 SIZES = (30, 0, 12, 1)
 CHANGE = torch.randn(43, generator=torch.Generator().manual_seed(0))
-COMPRESSORS = [TopK(share=0.2), RandomK(share=0.2), RandomK(share=0.2, error_feedback=True), Quantize(bits=3), Sign()]
+COMPRESSORS = [
+    *(TopK(share=0.2), RandomK(share=0.2), RandomK(share=0.2, error_feedback=True), Quantize(bits=3), Sign()),
+    SecureAggregation(),
+]
 
 
 def sent(compressor: Compressor, change: torch.Tensor = CHANGE, seed: int = 0) -> torch.Tensor:

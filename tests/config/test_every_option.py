@@ -41,6 +41,7 @@ TOGETHER = {
     "AttackConfig.message": {"clients": [1], "strength": 1},
     "AttackConfig.strength": {"clients": [1], "message": "scaled"},
     "AttackConfig.perturbation": {"clients": [1], "message": "min_max"},
+    "SecureAggregation.modulus_bits": {"bits": 2},
     "EarlyStoppingConfig.patience": {"target": 0.5},
     "EarlyStoppingConfig.min_delta": {"patience": 1},
     "EarlyStoppingConfig.metric": {"patience": 1},
@@ -60,6 +61,8 @@ TOGETHER = {
     "HuggingFaceSource.length": {"path": "folder", "tokenizer": "words"},
     "HuggingFaceSource.vocabulary": {"path": "folder", "tokenizer": "words"},
     "HuggingFaceSource.padding": {"path": "folder", "kind": "tokens"},
+    "PromptTuningConfig.tokenizer": {"text": "what"},
+    "PromptTuningConfig.text_tokens": {"text": "what"},
 }
 """What else must be given for an option to be valid."""
 
@@ -167,7 +170,7 @@ def values(annotation: Any, default: Any) -> Iterator[Any]:
     elif annotation is float:
         yield from (0.5, 0.25, 0.1, 1.5, 2.0, 90.0)
     elif annotation is str:
-        yield from ("other", "module:name", "module:another", "0" * 64, "{column}")
+        yield from ("other", "module:name", "module:another", "0" * 64, "{column}", "words {}")
     elif annotation is Path:
         yield from (Path("other.parquet"), Path("another.parquet"))
     elif annotation is type(None):

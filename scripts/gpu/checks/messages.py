@@ -21,7 +21,7 @@ from rayfl.engine.aggregators import (
     TrimmedMean,
 )
 from rayfl.engine.attack_section import AttackConfig
-from rayfl.engine.compressors import Quantize, RandomK, Sign, TopK
+from rayfl.engine.compressors import Quantize, RandomK, SecureAggregation, Sign, TopK
 
 
 def _sections() -> dict[str, dict[str, Any]]:
@@ -29,7 +29,8 @@ def _sections() -> dict[str, dict[str, Any]]:
         Median(), TrimmedMean(malicious=1), Krum(malicious=1, kept=2), Bulyan(malicious=1), GeometricMedian(),
         NormBounding(), CenteredClipping(), DivideAndConquer(malicious=1), FoolsGold(),
     ]  # fmt: skip
-    compressors = [TopK(), RandomK(), RandomK(error_feedback=True), Quantize(), Sign()]
+    secure = SecureAggregation(clip=0.5, bits=16)
+    compressors = [TopK(), RandomK(), RandomK(error_feedback=True), Quantize(), Sign(), secure]
     strengths: dict[Any, float | None] = {
         "sign_flip": None, "gaussian": 1.0, "scaled": 10.0, "alie": None, "ipm": 0.5, "min_max": None, "min_sum": None,
     }  # fmt: skip

@@ -1,0 +1,55 @@
+"""Whether the server of a deployment could read the sum of a call by secure aggregation."""
+
+from __future__ import annotations
+
+import logging
+
+from algorithms.clients import Call, Replies
+from rayfl.aggregation.secure_sum import without_enough
+from rayfl.engine.round_context import RoundContext
+from rayfl.errors import ClientError
+
+_log = logging.getLogger("rayfl")
+
+
+def check_sum(context: RoundContext, call: Call, replies: Replies) -> None:
+    """Refuses a sum that could not be unmasked or would wrap, and says how many messages were clipped.
+
+    A client that answers is supposed to stay until the sum is unmasked, and one that does not to have given its shares.
+
+    Args:
+        context: of the round.
+        call: what was asked.
+        replies: what came back.
+
+    Raises:
+        ClientError: naming the numbers and the fix.
+    """
+    rule = context.secure_sum
+    if rule is None or call.kind == "map":
+        return
+    where = f"the clients, round {context.round + 1}, {call.procedure}: compression=secure_aggregation"
+    summed = sum(total.weight for total in replies.totals.values())
+    weight = summed + sum(one["weight"] for one in replies.values.values())
+    if weight > rule.most_weight:
+        raise ClientError(
+            f"{where}: the weights are {float(weight):.0f} in all, and sums of compression.bits={rule.bits} modulo "
+            f"2^{rule.modulus_bits} may wrap from {rule.most_weight + 1} on: raise compression.modulus_bits, or lower "
+            "compression.bits"
+        )
+    if context.asked:
+        order = context.streams.generator("secure_sum", context.round).permutation(len(context.asked))
+        ring = [context.asked[place] for place in order]
+        if short := without_enough(ring, set(call.clients), rule.neighbours, rule.threshold):
+            raise ClientError(
+                f"{where}: {len(call.clients)} of {len(ring)} clients have answered, too few to unmask the sum: of "
+                f"those with shares of the secrets of client {min(short)} a part of compression.threshold="
+                f"{rule.threshold:g} is needed. Lower it, raise compression.neighbours or "
+                "train.clients_per_round, or let fewer clients drop out"
+            )
+    count = sum(total.count for total in replies.totals.values()) + len(replies.values)
+    if clipped := count - replies.within:
+        _log.warning(
+            "compression.clip=%g: in round %d %d of %d messages had entries that were clipped",
+            rule.clip, context.round + 1, clipped, count,
+        )  # fmt: skip
