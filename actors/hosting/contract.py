@@ -80,6 +80,12 @@ def check_changes(changed: Any, algorithm: Algorithm, server: Tree) -> None:
                 f"round returned a model whose {path!r} has the shape {tuple(np.shape(leaf))}, and had "
                 f"{tuple(np.shape(model[path]))} before{where}"
             )
+        kinds = [getattr(value, "dtype", type(value)) for value in (leaf, model.get(path, leaf))]
+        if kinds[0] != kinds[1]:
+            raise MethodError(
+                f"round returned a model whose {path!r} has the type {kinds[0]}, and had {kinds[1]} before; clients "
+                f"return tensors of the types that they receive (.to({kinds[1]})){where}"
+            )
 
 
 def check_noised(algorithm: Algorithm, client: Client) -> None:

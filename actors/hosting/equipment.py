@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from actors.hosting.device_states import DeviceStateCache
+from actors.hosting.global_random import GlobalGenerators
 from actors.hosting.running_clients import RunningClients
 from actors.hosting.samples import Samples
 from actors.hosting.scoring import Scorer
@@ -35,6 +36,7 @@ class Equipment:
         norm: the parts of models that stay with their clients.
         recorded: names of what the task's network records in its buffers.
         official: opens the official test part; None where nobody is scored on it.
+        generators: the process's global ones, which methods must not draw from.
     """
 
     algorithm: Algorithm
@@ -47,7 +49,8 @@ class Equipment:
     device_states: DeviceStateCache
     norm: PrivateNorm
     recorded: frozenset[str]
-    official: Callable[[], OfficialTest] | None = None
+    official: Callable[[], OfficialTest] | None
+    generators: GlobalGenerators
 
     def with_room(self, work: Callable[[], Tree]) -> Tree:
         """Returns the result of some work; retries without cached samples if the device runs out of memory."""

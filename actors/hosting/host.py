@@ -10,6 +10,7 @@ from actors.hosting.contract import check_predictors
 from actors.hosting.device_states import DeviceStateCache
 from actors.hosting.equipment import Equipment
 from actors.hosting.failures import too_little_memory
+from actors.hosting.global_random import GlobalGenerators
 from actors.hosting.job import Job, JobResult
 from actors.hosting.memory import Lookups
 from actors.hosting.metering import Meter
@@ -86,6 +87,7 @@ class ClientHost:
         self._official = official
         self._recorded = recorded_names(engine.task)
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
+        self._generators = GlobalGenerators()
 
     def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         """Runs a job.
@@ -154,6 +156,7 @@ class ClientHost:
             self._norm,
             self._recorded,
             self._official,
+            self._generators,
         )
         common = own.with_room(lambda: from_numpy(broadcast, self.engine.device))
         result = JobResult()

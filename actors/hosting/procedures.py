@@ -25,6 +25,7 @@ from rayfl.engine.trampoline import run_procedures
 from rayfl.engine.transfers import copy_stream
 from rayfl.engine.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, RayflError, as_error
+from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree, own_dicts
 
 
@@ -124,7 +125,11 @@ class Procedures:
 
         outgoing = Outgoing(own, job, self._common, clients)
         own.running.begin(list(clients))
+        unseeded = own.generators.states() if names_an_object(own.algorithm.name) else {}
         outcomes = run_procedures(coroutines, own.engine, own.running.switch_to, check_inputs)
+        own.running.switch_to(tuple(clients))
+        for remark in own.generators.remarks(unseeded):
+            own.running.add_line(remark)
         outcomes = {id: outgoing.sent(clients[id], found) for id, found in outcomes.items()}
         scored = self._scored_together(clients, outcomes)
         self._storing.finish()  # the states of the clients before were copied while these steps were launched

@@ -174,8 +174,7 @@ def list_(
         table.add_column(no_wrap=True)  # a name is there to be copied
         for name, about, *of_paper in catalog(title):
             # A paper's preset has its paper, table and data; a column for each would be narrow for all others.
-            parts = [", ".join([about, *of_paper])] if title == "presets" else [about, *of_paper]
-            table.add_row(name, *parts)
+            table.add_row(name, *([", ".join([about, *of_paper])] if title == "presets" else [about, *of_paper]))
         terminal.out().print(table)
     if what is None:
         terminal.out().print(f"also: {', '.join(f'rayfl list {kind}' for kind in LONG)}", markup=False, highlight=False)
@@ -274,6 +273,12 @@ def main() -> None:
     terminal.lose_nothing()
     try:
         app(standalone_mode=True)
+    except SystemExit as end:
+        if not end.code and (why := terminal.lost_output()):
+            message = f"error: standard output lacks something of what was printed ({why}); all else is done"
+            terminal.err().print(message, markup=False, highlight=False, soft_wrap=True, style="red")
+            sys.exit(2)
+        raise
     except Exception as error:
         if os.environ.get("RAYFL_DEBUG"):
             raise

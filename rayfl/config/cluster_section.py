@@ -9,6 +9,12 @@ from pydantic import ByteSize, Field, model_validator
 from rayfl.config.cluster_values import ActorRange, LabelKey, LabelValue
 from rayfl.config.section import Section
 
+_OF_ACTORS = (
+    *("address", "num_actors", "balance", "label_selector", "clients_per_actor", "cpus_per_actor", "actors_per_gpu"),
+    *("probe", "shared_memory", "startup_timeout_s", "resources_timeout_s"),
+)
+"""Options that say how actors are placed and spoken to."""
+
 
 class ClusterConfig(Section):
     """Which processes run the clients. Only ``threads_per_actor`` changes results on CPUs: their last bits."""
@@ -97,6 +103,15 @@ class ClusterConfig(Section):
     stop_grace_s: float = Field(
         20, ge=0, description="how long after SIGTERM the round under way may take to end, in seconds"
     )
+
+    def idle_settings(self) -> tuple[str, ...]:
+        """Returns the options of actors that are set while there are none (``backend=inline``)."""
+        if self.backend == "ray":
+            return ()
+        fields = type(self).model_fields
+        return tuple(
+            name for name in _OF_ACTORS if getattr(self, name) != fields[name].get_default(call_default_factory=True)
+        )
 
 
 class ClientsConfig(Section):

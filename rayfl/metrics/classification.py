@@ -193,7 +193,7 @@ class ClassificationMeasures(MeasuresBySample):
         classes = torch.arange(self.classes, device=targets.device)
         # Not argmax, which takes another one of equal classes than accuracy does.
         own, said = (one[:, None] == classes for one in (targets, _most_probable(predictions)[1][:, 0]))
-        return *found, own, said, predictions.exp()
+        return *found, own, said, predictions[:, : self.classes].exp()  # a model may have outputs of no class
 
     def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         """See the base class."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from rayfl.plots.phases import mark_phases
 from rayfl.plots.series import seeds_together, series_of
 from rayfl.plots.style import draw_curve, legend_below, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
-from rayfl.runs.rows import where
+from rayfl.runs.participation import participants
+from rayfl.runs.rows import attendance, where
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +34,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
 
     rows: list[dict[str, Any]] = []
     for series in series_of(runs):
-        fewest = seeds_together([_clients(run) for run in series.runs])
+        sizes = [_cohort_sizes(run) for run in series.runs]
         for round, (value, std) in seeds_together([_variance(run) for run in series.runs]).items():
             rows.append(
                 {
@@ -40,7 +42,7 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
                     "round": round,
                     "update_variance": value,
                     "std_over_seeds": std,
-                    "clients": fewest[round][0],
+                    "clients": min(size[round] for size in sizes),
                     "seeds": len(series.runs),
                 }
             )
@@ -63,12 +65,13 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     return figure, pa.Table.from_pylist(rows)
 
 
-def _clients(run: RunFolder) -> dict[int, float]:
-    """Returns how many clients the cohorts had, by round."""
-    table = where(run.rounds, cohort="selected", phase="trained")
-    return {
-        int(round): count for round, count in zip(table["round"].to_pylist(), table["clients"].to_pylist(), strict=True)
-    }
+def _cohort_sizes(run: RunFolder) -> Counter[int]:
+    """Returns how many clients the cohorts had, by round; at least how many where that is not known exactly.
+
+    Rows of a split count only the clients that have samples in it.
+    """
+    took_part = participants(run)
+    return Counter((attendance(run.clients) if took_part is None else took_part)["round"].to_pylist())
 
 
 def _variance(run: RunFolder) -> dict[int, float]:

@@ -136,12 +136,17 @@ def check_personalized(method: Any, scores: Scores, final: bool) -> None:
         final: whether it is the evaluation after the last round.
 
     Raises:
-        ConfigError: it has no such row; says which there are.
+        ConfigError: it has no such row, or none at all; says which there are.
     """
     rows = list(dict.fromkeys(model for splits in scores.values() for models in splits.values() for model in models))
-    if not rows or method.sweep is not None or method.personalized in rows:
-        return
     if method.personalized_later and not final:
+        return
+    if not rows and any(scores.values()):
+        raise ConfigError(
+            f"algorithm: {method.name} has no predictors of any client, so that there is nothing to score: return them "
+            "by name, one called as `personalized` says"
+        )
+    if not rows or method.sweep is not None or method.personalized in rows:
         return
     later = (
         "" if final else "; if the row comes with later evaluations only, set personalized_later = True in the class"

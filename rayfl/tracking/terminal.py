@@ -11,7 +11,6 @@ import io
 import logging
 import os
 import re
-import stat
 import sys
 import traceback
 import warnings
@@ -115,7 +114,7 @@ def lose_nothing() -> None:
     """Has standard output show as escapes, such as ``\\u00e9``, what its encoding lacks, in place of an error.
 
     The escapes are JSON's. And a reader that goes, as ``head`` does, ends no command: what it prints from then on is
-    lost, and what it does, and its exit status, are as ever.
+    lost, and what it does, and its exit status, are as ever. A full disk ends none either: :func:`lost_output` knows.
     """
     sys.stdout, sys.stderr = map(_outlasting, (sys.stdout, sys.stderr))
     stream = sys.stdout
@@ -124,31 +123,36 @@ def lose_nothing() -> None:
         stream.reconfigure(errors=_ESCAPES)
 
 
-class _Pipe(io.FileIO):
-    """A pipe that may be written to when nobody reads it any more."""
+class _Outlasting(io.FileIO):
+    """A pipe that may be written to when nobody reads it any more, or a file whose disk may be full."""
 
     unread = False
+    lost: OSError | None = None
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
             self.unread = True
-            return memoryview(data).nbytes
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self.lost = error
+        return memoryview(data).nbytes
 
 
 def _outlasting(stream: Any) -> Any:
-    """Returns a standard stream; where it is a pipe, as one that outlasts its reader."""
+    """Returns a standard stream; unless it is a terminal, as one that outlasts its reader and the room on its disk."""
     try:
         descriptor = stream.fileno()
-        mode = os.fstat(descriptor).st_mode
+        os.fstat(descriptor)
+        if stream.isatty():
+            return stream
     except (AttributeError, OSError):  # closed, or one of a test's
-        return stream
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return stream
     stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Pipe(descriptor, "w", closefd=False)),
+        io.BufferedWriter(_Outlasting(descriptor, "w", closefd=False)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering,
@@ -157,9 +161,21 @@ def _outlasting(stream: Any) -> Any:
 
 
 def unread() -> bool:
-    """Returns whether standard output is a pipe that nobody reads any more, as far as what was printed tells."""
+    """Returns whether nobody can read what standard output gets from now on, as far as what was printed tells."""
+    raw = _raw_output()
+    return raw is not None and (raw.unread or raw.lost is not None)
+
+
+def lost_output() -> str:
+    """Returns why something that was printed is not in standard output; empty if all is, or its reader has gone."""
+    sys.stdout.flush()
+    raw = _raw_output()
+    return "" if raw is None or raw.lost is None else raw.lost.strerror or str(raw.lost)
+
+
+def _raw_output() -> _Outlasting | None:
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return isinstance(raw, _Pipe) and raw.unread
+    return raw if isinstance(raw, _Outlasting) else None
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

@@ -17,8 +17,10 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.settings import TrainConfig
 from rayfl.engine.tasks import Predictor
-from rayfl.errors import ClientError, MethodError
+from rayfl.errors import ClientError, ConfigError, MethodError
 from rayfl.params import Tree
+from rayfl.results.personalized import check_personalized
+from rayfl.results.summaries import Scores
 from tests.support.own_files import parts
 from tests.support.toy_networks import softmax_regression
 from tests.support.toys import Toy, random_clients
@@ -202,6 +204,13 @@ def test_predictors_that_are_none_are_named() -> None:
         toy.federation.evaluate(toy.server, ("test",), False)
 
 
+def test_no_predictors_at_all_are_no_evaluation() -> None:
+    nothing: Scores = {client: {"test": {}, "validation": {}} for client in range(2)}
+    with pytest.raises(ConfigError, match="a has no predictors of any client, so that there is nothing to score"):
+        check_personalized(NotAsynchronous(), nothing, True)
+    check_personalized(NotAsynchronous(), {}, True)  # nobody was to be scored
+
+
 def test_a_round_that_returns_nothing_is_played_once() -> None:
     """What it returns is for :func:`check_changes` to refuse; none is no sign of clients that have failed."""
     toy = Toy(RoundWithoutResult(), random_clients([6, 6], seed=0), softmax_regression(), TrainConfig(rounds=1))
@@ -229,6 +238,8 @@ def test_trees_are_checked() -> None:
         check_changes({"modell": {}}, NotAsynchronous(), server)
     with pytest.raises(MethodError, match=r"'weight' has the shape \(6,\), and had \(2, 3\) before"):
         check_changes({"model": {"weight": torch.ones(6)}}, NotAsynchronous(), server)
+    with pytest.raises(MethodError, match=r"'bias' has the type torch.float64, and had torch.float32 before"):
+        check_changes({"model": {"bias": torch.zeros(2, dtype=torch.float64)}}, NotAsynchronous(), server)
 
 
 @pytest.mark.parametrize(

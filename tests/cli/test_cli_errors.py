@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -131,3 +132,16 @@ def test_sources_of_packages_that_are_not_there_are_no_lines_of_the_users(
         said = capsys.readouterr().err
         assert "pyarrow" not in said
         assert said.count("\n") == 1
+
+
+def test_a_full_disk_behind_standard_output_ends_no_run_and_is_no_success(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    config = small_experiment(tmp_path, "run", "fedavg", backend="inline")
+    file.write_text(yaml.safe_dump(config | {"train": config["train"] | {"rounds": 1}}))
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "rayfl", "run", str(file)], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.returncode == 2
+    assert "standard output lacks something of what was printed (No space left on device)" in ended.stderr
+    assert open_run(str(tmp_path / "run"), Experiment).finished

@@ -8,6 +8,8 @@ from algorithms.registry import Experiment
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.errors import ConfigError
+from rayfl.experiment.checking import check_parts
+from rayfl.experiment.parts import Parts
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,12 @@ def test_a_run_is_the_same_whatever_the_policy() -> None:
     assert other.fingerprint() == config.fingerprint()
     assert other.run_name == config.run_name
     assert "on_error: retry" in to_yaml(other)
+
+
+def test_options_of_actors_are_named_where_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
+    options = ["cluster.num_actors=3", "cluster.balance=sizes", "cluster.state_memory=1GiB"]
+    check_parts(Parts(load_config(Experiment, "quickstart", options)))
+    assert not caplog.records
+    check_parts(Parts(load_config(Experiment, "quickstart", [*options, "cluster.backend=inline"])))
+    (said,) = caplog.messages
+    assert said.endswith("with backend=inline, and so no effect of num_actors, balance")

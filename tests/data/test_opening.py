@@ -139,3 +139,17 @@ def test_clients_without_training_samples_are_refused_by_name() -> None:
     content = {**sections, "dataset": own("without_training"), "train": {"clients_per_round": 2}}
     with pytest.raises(DataError, match=r"1 of 4 clients have no training samples.*: 1 \(bob\)\. Leave them out"):
         Parts(load_config(Experiment, content, [])).check()
+
+
+def test_names_that_look_the_same_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = ["Zo\u00eb", "Zoe\u0308", "c 1", "c  1 ", "c1", "C1"]
+    path = tmp_path / "clients.csv"
+    rows = [f"{i % 7},{i % 2},{name}" for name in names for i in range(20)]
+    path.write_text("\n".join(["x,y,who", *rows]), encoding="utf-8")
+    dataset = {"name": "parquet", "path": str(path), "x": ["x"], "y": "y", "client": "who"}
+    config = {**BASE, "dataset": dataset, "partition": "natural", "model": "tabular_mlp"}
+    Parts(load_config(Experiment, config, ["train.clients_per_round=2"])).check()
+    (said,) = [record.getMessage() for record in caplog.records if "names of clients" in record.getMessage()]
+    assert "differ only by blanks or by the Unicode form of their letters" in said
+    assert r"'Zo\xeb'" in said and r"'Zoe\u0308'" in said and "'c 1'" in said and "'c  1 '" in said
+    assert "c1" not in said and "C1" not in said

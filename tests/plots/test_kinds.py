@@ -153,6 +153,16 @@ def test_variance(made: Runs, tmp_path: Path) -> None:
     assert {row["seeds"] for row in rows(table, series="FedAvg")} == {2}
 
 
+def test_variance_counts_whole_cohorts(made: Runs, tmp_path: Path) -> None:
+    # the smallest clients have no sample of one split or the other
+    small = {"partition": {"name": "dirichlet", "num_clients": 20, "alpha": 0.5}, "holdout.test": 0.01}
+    run = made("fedavg", **small, **{"holdout.validation": 0.01})
+    scored = {row["clients"] for row in rows(run.rounds, cohort="selected", split="test")}
+    assert min(scored) < run.config.train.clients_per_round
+    table = drawn("variance", [run], tmp_path)
+    assert {row["clients"] for row in table.to_pylist()} == {run.config.train.clients_per_round}
+
+
 def test_delta(made: Runs, tmp_path: Path) -> None:
     received = {"evaluation.cohort_received": True}
     runs = [made(method, **received) for method in ("fedphp", "fedavg", "superfed-mm")]

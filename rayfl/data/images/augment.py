@@ -85,7 +85,7 @@ class AugmentConfig(BaseModel):
 
         Raises:
             ConfigError: the inputs are no images of channels, rows and columns (or volumes, for patches alone), or too
-                small to be mirrored or for the patches, or patches are asked for and the targets are no masks.
+                small for crop or for the patches, or patches are asked for and the targets are no masks.
         """
         if not self.active:
             return None
@@ -102,10 +102,12 @@ class AugmentConfig(BaseModel):
                 f"augment: only images (channels, rows, columns) can be augmented, but the inputs are {what}; leave "
                 "out the section augment"
             )
-        if self.padding == "reflect" and self.crop >= min(spec.shape[1:]):
+        if self.crop and self.crop >= min(spec.shape[1:]):
+            at_most = min(spec.shape[1:]) - 1
+            done = "can be mirrored" if self.padding == "reflect" else "keep something to see if they are moved"
             raise ConfigError(
-                f"augment.crop is {self.crop}, but images of {spec.shape[1]} x {spec.shape[2]} pixels can be mirrored "
-                f"by {min(spec.shape[1:]) - 1} at most"
+                f"augment.crop is {self.crop}, but images of {spec.shape[1]} x {spec.shape[2]} pixels {done} by "
+                f"{at_most} at most: make it smaller{', or leave it out' if not at_most else ''}"
             )
         return Augmentation(self, torch.as_tensor(black), spec.target == "mask")
 

@@ -54,6 +54,7 @@ def test_the_section_reaches_the_clients() -> None:
             r"augment: only images .* the inputs are vectors or arrays of the shape \(8,\); leave out",
         ),
         ({"crop": 8, "padding": "reflect"}, {}, "augment.crop is 8, but images of 8 x 8 .* by 7 at most"),
+        ({"crop": 8}, {}, "augment.crop is 8, but images of 8 x 8 pixels keep something .* by 7 at most"),
     ],
 )
 def test_what_cannot_be_augmented_is_refused_before_anything_starts(
