@@ -169,6 +169,7 @@ def test_models_that_nobody_got_stay_and_count_in_the_mean() -> None:
     assert_equal(toy.step([]), after)
 
 
+@pytest.mark.slow
 def test_a_smaller_alpha_brings_models_together_faster() -> None:
     points = [-3.0, 1.0, 2.0, 8.0]
     train = TrainConfig(rounds=60, clients_per_round=4, local_epochs=1, batch_size=None, lr=0.1)

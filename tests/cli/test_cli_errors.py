@@ -134,6 +134,7 @@ def test_sources_of_packages_that_are_not_there_are_no_lines_of_the_users(
         assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_standard_output_ends_no_run_and_is_no_success(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     config = small_experiment(tmp_path, "run", "fedavg", backend="inline")

@@ -95,6 +95,7 @@ def test_a_context_stays_with_the_client_by_fedpers_head(tmp_path: Path) -> None
     assert not torch.equal(own[0][CONTEXT], own[1][CONTEXT])
 
 
+@pytest.mark.slow
 def test_actors_have_the_same_frozen_head(tmp_path: Path) -> None:
     for backend in ("inline", "ray"):
         cluster = {"backend": backend, **({"num_actors": 2} if backend == "ray" else {})}
@@ -255,6 +256,7 @@ def test_stacks_have_room_for_the_texts() -> None:
     assert clients_for_rows(5 * rows, texts, 10) == 5 < clients_for_rows(5 * rows, plain, 10)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_the_command_line_makes_and_describes_a_small_clip(tmp_path: Path) -> None:
     command = CliRunner()
     made = command.invoke(app, ["model", "make", "tiny-clip", "--out", str(tmp_path / "clip")])
