@@ -13,12 +13,12 @@ from algorithms.base import Averaging, check_sgd, setting
 from algorithms.parts.mixture import mixed_weights, parameters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.points import line
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
-from rayfl.engine.terms import constant, loss
+from rayfl.objectives.points import line
+from rayfl.objectives.terms import constant, loss
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
 class APFL(Averaging):

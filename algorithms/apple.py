@@ -14,10 +14,10 @@ from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.mixture import parameters
 from algorithms.parts.partial import part
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, copy, map_leaves
+from rayfl.tasks.base import Batch, Predictor, Task
 
 _LAST = 1e-3
 """The share of the penalty that an exponential schedule has left where it ends."""

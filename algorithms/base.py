@@ -29,10 +29,10 @@ from algorithms.parts.token_weights import check_tokens, tokens_of
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task, Trait
-from rayfl.engine.terms import loss
 from rayfl.errors import MethodError
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task, Trait
 
 Aggregation = Literal["samples", "uniform", "population", "tokens"]
 """Weights of a mean over clients."""
@@ -58,7 +58,7 @@ class Algorithm(SamplesOfClients, BaseModel):
         needs_everyone: why every client must be in every round, which no simulated device may then leave; else empty.
         averages_replies: whether the server averages what clients send one by one (``Clients.map``), tensor by tensor:
             of adapters the error of that is reported (``product_error``).
-        needs: traits of a task (``rayfl.engine.tasks.Trait``) that the method cannot do without, and why.
+        needs: traits of a task (``rayfl.tasks.base.Trait``) that the method cannot do without, and why.
         newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in symbols.
         no_newcomers: why such a client can have nothing; empty where it has something.
         no_privacy: why ``privacy``, ``compression`` and ``aggregator`` cannot be applied to its messages; else empty.
@@ -180,7 +180,7 @@ class Algorithm(SamplesOfClients, BaseModel):
 
     @property
     def objective(self) -> Any:
-        """Returns what a local step goes down: a sum of terms (:mod:`rayfl.engine.terms`).
+        """Returns what a local step goes down: a sum of terms (:mod:`rayfl.objectives.terms`).
 
         A method may have a function ``objective(self, model, batch, task, frozen, draw) -> scalar`` instead.
         """

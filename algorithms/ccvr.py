@@ -16,11 +16,11 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.params import Tree, map_leaves
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 _IDLE: Mapping[str, tuple[Any, ...]] = {"virtual_features": (0,)}
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
-from rayfl.engine.batches import num_steps
 from rayfl.engine.client import Client
+from rayfl.engine.updates.batches import num_steps
 from rayfl.params import Tree
 
 

@@ -18,8 +18,8 @@ from algorithms.parts.partial import joined, part, separated
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import TINY, Tree, subtract
+from rayfl.tasks.base import Predictor, Task
 
 
 def gram(changes: Sequence[Tree]) -> Tensor:

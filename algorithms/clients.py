@@ -16,9 +16,9 @@ from algorithms.receiving import check_messages, combined, next_norm, released
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree
+from rayfl.tasks.base import Task
 
 Procedure = Callable[..., Coroutine[Any, Any, Any]]
 

@@ -11,9 +11,9 @@ from algorithms.parts.peers import Peers
 from algorithms.parts.topology import both_ways, metropolis
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Predictor
 from rayfl.models.private_norm import private_names
 from rayfl.params import Tree, add_scaled, copy, num_bytes, weighted_sum
+from rayfl.tasks.base import Predictor
 
 
 class DFedAvgM(Peers):

@@ -27,12 +27,12 @@ from algorithms.parts.slopes import buffers
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
-from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.models.private_norm import private_names
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree, num_bytes
+from rayfl.tasks.base import Batch, Predictor, Task
 
 
 class DisPFL(Peers):

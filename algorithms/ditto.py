@@ -10,11 +10,11 @@ from algorithms.parts.personal_copy import PersonalCopy
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor
-from rayfl.engine.terms import Sum
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import Sum
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor
 
 
 class Ditto(PersonalCopy):

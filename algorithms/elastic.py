@@ -16,10 +16,10 @@ from algorithms.parts.mixture import parameters
 from algorithms.parts.slopes import constant_slope
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function
 from rayfl.examples import Examples
+from rayfl.objectives.terms import Sum, function
 from rayfl.params import Tree, map_leaves, zeros_like
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 MEASURING = ".sensitivity"
 """Suffix of the random streams of the pass that measures sensitivities."""

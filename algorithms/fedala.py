@@ -14,15 +14,15 @@ from algorithms.parts.accumulators import ACCUMULATOR, averaging
 from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.partial import part
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.batches import num_steps
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
-from rayfl.engine.terms import Sum, function, loss
+from rayfl.engine.updates.batches import num_steps
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.objectives.terms import Sum, function, loss
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, copy, map_leaves
+from rayfl.tasks.base import Batch, Predictor, Task
 
 STREAM = ".ala"
 """Suffix of the streams of the pass that learns the weights."""

@@ -13,9 +13,9 @@ from algorithms.parts.adapters import adapters_of, check_adapters, check_no_magn
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
 class FedALT(Algorithm):

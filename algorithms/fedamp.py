@@ -13,12 +13,12 @@ from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.partial import joined, separated
 from algorithms.parts.proximity import proximity
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import frozen, loss
 from rayfl.errors import ConfigError
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import frozen, loss
 from rayfl.params import Tree, copy, tensors, weighted_sums
+from rayfl.tasks.base import Predictor, Task
 
 _NO_PULL = {"heuristic and proximal_weight": ((True, 0),)}
 """Beside these, nothing reads alpha."""

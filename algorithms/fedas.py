@@ -15,11 +15,11 @@ from algorithms.parts.partial import PartialModel, part, shared_part
 from algorithms.parts.prototypes import class_means, memberships
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function, loss
+from rayfl.objectives.terms import Sum, function, loss
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, copy, squared_norm
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 LEAST_TRACE = 1e-9
 """A smaller Fisher trace counts as 0."""

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from algorithms.fedavg import FineTuned
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import loss
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task
 
 
 class FedBN(FineTuned):

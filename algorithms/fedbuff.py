@@ -13,9 +13,9 @@ from algorithms.parts.partial import part
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, interpolate, subtract, weighted_sum, zeros_like
+from rayfl.tasks.base import Task
 
 
 class Buffered(Averaging):

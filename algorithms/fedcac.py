@@ -13,8 +13,8 @@ from algorithms.parts.means import mean_over_cohort
 from algorithms.parts.partial import joined, separated
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor
 from rayfl.params import Tree, map_leaves, weighted_sums
+from rayfl.tasks.base import Predictor
 
 _LEAST_THRESHOLD = 1e-10
 """Where the last of the critical elements is not above it, all that are not zero are critical."""

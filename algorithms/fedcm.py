@@ -12,12 +12,12 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.mixture import parameters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import inner_product, loss
 from rayfl.errors import ConfigError
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import inner_product, loss
 from rayfl.params import Tree, interpolate, map_leaves, zeros_like
+from rayfl.tasks.base import Predictor, Task
 
 
 class FedCM(FineTuned):

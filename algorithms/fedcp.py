@@ -16,11 +16,11 @@ from algorithms.parts.partial import PartialModel, part
 from algorithms.parts.transfer import fixed_kernel_discrepancy
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function
+from rayfl.objectives.terms import Sum, function
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, interpolate
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Of the kernels of the discrepancy."""

@@ -16,9 +16,9 @@ from algorithms.parts.partial import part
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, interpolate
+from rayfl.tasks.base import Predictor, Task
 
 Choice = Literal["in_order", "highest", "lowest"]
 """Which models are partners of a model."""

@@ -12,11 +12,11 @@ from algorithms.base import Averaging, Clients, check_head, setting
 from algorithms.parts.accumulators import ACCUMULATOR, averaging, check_unclipped
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function
+from rayfl.objectives.terms import Sum, function
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 class FedDBE(Averaging):

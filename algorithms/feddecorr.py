@@ -9,8 +9,8 @@ from torch import Tensor
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from rayfl.engine.tasks import Batch, Task, Trait
-from rayfl.engine.terms import Sum, function, loss
+from rayfl.objectives.terms import Sum, function, loss
+from rayfl.tasks.base import Batch, Task, Trait
 
 EPSILON = 1e-8
 """Added to variances: a feature that is constant in a mini-batch has no correlation, and a gradient of 0."""

@@ -15,15 +15,15 @@ from algorithms.parts.architectures import architecture, task_of
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import OptimizerName
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.schedules import Cosine
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
+from rayfl.optimization.optimizers import OptimizerName
+from rayfl.optimization.schedules import Cosine
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class FedDF(FineTuned):

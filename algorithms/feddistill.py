@@ -13,9 +13,9 @@ from algorithms.parts.architectures import task_of
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class Targets:

@@ -15,10 +15,10 @@ from algorithms.parts.adapters import check_adapters, check_no_magnitudes
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.mixing import side_by_side
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
 class FedDPA(Averaging):

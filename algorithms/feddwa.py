@@ -10,9 +10,9 @@ from algorithms.parts.neighbours import inverse_weights, mixtures, squared_dista
 from algorithms.parts.partial import joined, part, separated
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.models.private_norm import private_names
 from rayfl.params import Tree, tensors
+from rayfl.tasks.base import Predictor, Task
 
 STREAM = ".guidance"
 """Suffix of the streams of the steps that make the guidance model."""

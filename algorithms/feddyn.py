@@ -9,12 +9,12 @@ from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.displacements import anchor_of, corrected, keep_displacement
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import frozen, loss, squared_distance
 from rayfl.errors import ConfigError
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import frozen, loss, squared_distance
 from rayfl.params import Tree, subtract, zeros_like
+from rayfl.tasks.base import Predictor, Task
 
 
 class FedDyn(Algorithm):

@@ -14,13 +14,13 @@ from torch import Tensor
 from algorithms.base import Averaging, Clients, setting
 from algorithms.parts.requirements import check_initial_models
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.batches import BatchPlan
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import loss
+from rayfl.engine.updates.batches import BatchPlan
 from rayfl.errors import ConfigError
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 def responsibilities(losses: Tensor, mixture: Tensor) -> Tensor:

@@ -16,14 +16,14 @@ from algorithms.parts.prototypes import class_counts
 from algorithms.parts.replaced_heads import body, check_replaceable, idle_head, simplex_etf, with_idle_head
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.models.base import Network
+from rayfl.objectives.terms import Sum, function
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 TRAINED = ("shared", "projection", "temperature")
 """What clients train and send back."""

@@ -15,9 +15,9 @@ from algorithms.parts.ranks import A, B, sites_of, stacked, weights_of
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.models.pretrained.mixing import delta_name
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
 class FedExLoRA(Algorithm):

@@ -13,8 +13,8 @@ from algorithms.parts.mixture import parameters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree, interpolate, squared_norm, subtract
+from rayfl.tasks.base import Predictor, Task
 
 
 def extrapolation(square: float, square_of_mean: float, epsilon: float) -> float:

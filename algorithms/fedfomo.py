@@ -13,9 +13,9 @@ from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.mixture import parameters
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, subtract, tensors, weighted_sum
+from rayfl.tasks.base import Model, Predictor, Task
 
 _WORST = 1e30
 """Stands for a loss that is not finite: such a model gets no weight, and sums of its merit stay finite."""

@@ -12,11 +12,11 @@ from torch import Tensor
 from algorithms.base import Averaging, Clients, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.errors import ConfigError
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, interpolate
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 class FedFusion(Averaging):

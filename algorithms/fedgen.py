@@ -18,13 +18,13 @@ from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.batches import num_steps
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
+from rayfl.engine.updates.batches import num_steps
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 _LEAST, _EPSILON, _SHARE = 1e-4, 1e-5, 0.1
 _NO_TERMS = {"label_weight and feature_weight": ((0, 0),)}

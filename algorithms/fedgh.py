@@ -16,9 +16,9 @@ from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_means
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task, Trait
 
 
 def head_step(head: Tree, features: Tensor, labels: Tensor, lr: float) -> Tree:

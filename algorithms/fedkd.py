@@ -16,11 +16,11 @@ from algorithms.parts.means import mean_of
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, map_leaves, subtract
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 _LEAST = 1e-8
 """What is divided by the sum of two cross-entropies is divided by this at least."""

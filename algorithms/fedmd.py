@@ -13,10 +13,10 @@ from algorithms.parts.architectures import task_of
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class FedMD(Algorithm):

@@ -18,9 +18,9 @@ from algorithms.parts.requirements import clipped_together
 from algorithms.parts.transfer import distillation
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 @dataclass(frozen=True)

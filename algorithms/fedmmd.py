@@ -12,8 +12,8 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.transfer import ONE_SAMPLE, OneSample, maximum_mean_discrepancy
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class FedMMD(FineTuned):

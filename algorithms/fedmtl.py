@@ -12,12 +12,12 @@ from algorithms.base import Algorithm, Clients, setting
 from algorithms.cfl import gram
 from algorithms.parts.partial import part
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import frozen, loss, squared_distance
 from rayfl.errors import ConfigError
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import frozen, loss, squared_distance
 from rayfl.params import TINY, Tree, copy, subtract, tensors, weighted_sums
+from rayfl.tasks.base import Predictor, Task
 
 
 def mean_relationship(count: int) -> Tensor:

@@ -23,11 +23,11 @@ from algorithms.parts.replaced_heads import (
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.objectives.terms import Sum, function
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 class FedNH(Averaging):

@@ -14,12 +14,12 @@ from algorithms.parts.partial import part, separated
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree, add_scaled, interpolate, map_leaves, subtract, zeros_like
+from rayfl.tasks.base import Predictor, Task
 
 
 def normalizer(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:

@@ -13,8 +13,8 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 def not_true(logits: Tensor, labels: Tensor) -> Tensor:

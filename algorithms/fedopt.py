@@ -13,8 +13,8 @@ from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.mixture import parameters
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
 from rayfl.params import Tree, add_scaled, interpolate, map_leaves, subtract, zeros_like
+from rayfl.tasks.base import Task
 
 
 class FedOpt(FineTuned):

@@ -16,9 +16,9 @@ from algorithms.parts.prototypes import class_means, renewed
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, weighted_sums
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 LEAST_WEIGHT = 1e-3
 """Smaller weights of a combination are set to zero."""

@@ -19,8 +19,8 @@ from algorithms.parts.transfer import (
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
 from rayfl.params import Tree, interpolate, squared_distance
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 _TRANSFERS = ("mmd", "kd", "l2", "prox")
 

@@ -9,9 +9,9 @@ from algorithms.base import setting
 from algorithms.parts.finetuning import FineTuning
 from algorithms.parts.partial import PartialModel, shared_part
 from rayfl.engine.client import Client
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor
 
 
 class FedRep(PartialModel, FineTuning):

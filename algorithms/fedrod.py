@@ -17,10 +17,10 @@ from algorithms.parts.prototypes import class_counts
 from algorithms.parts.requirements import clipped_together
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, map_leaves
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 class FedRoD(TrainedNewcomers):

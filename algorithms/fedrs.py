@@ -13,9 +13,9 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function, loss
+from rayfl.objectives.terms import Sum, function, loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class FedRS(FineTuned):

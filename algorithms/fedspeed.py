@@ -13,11 +13,11 @@ from algorithms.parts.mixture import parameters
 from algorithms.parts.uphill import loss_uphill, scaled_to
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
-from rayfl.engine.terms import Sum, function, loss, squared_distance
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import Sum, function, loss, squared_distance
 from rayfl.params import Tree, add_scaled, inner_product, subtract, zeros_like
+from rayfl.tasks.base import Batch, Predictor, Task
 
 
 class FedSpeed(Algorithm):

@@ -15,11 +15,11 @@ from algorithms.parts.heads import head_logits
 from algorithms.parts.layers import draw_linear, linear
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.counted_normals import keyed_normals
+from rayfl.engine.gradients.counted_normals import keyed_normals
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function
+from rayfl.objectives.terms import Sum, function
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 class FedSR(Averaging):

@@ -17,10 +17,10 @@ from algorithms.parts.prototypes import class_means, memberships
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class FedTGP(AlignedModels):

@@ -15,9 +15,9 @@ from algorithms.parts.simplex import Array
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.models.base import Network
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task
 
 
 def distances(models: Sequence[Tree], centers: Sequence[Tree], network: Network) -> Array:

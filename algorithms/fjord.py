@@ -15,10 +15,10 @@ from algorithms.parts.transfer import distillation
 from algorithms.parts.widths import Held, count_of, narrowed, window
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Task, Trait
-from rayfl.engine.terms import Sum, function, loss
 from rayfl.models.units import Units
+from rayfl.objectives.terms import Sum, function, loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Task, Trait
 
 
 class FjORD(Submodels):

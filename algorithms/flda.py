@@ -13,9 +13,9 @@ from algorithms.base import setting
 from algorithms.parts.newcomers import TrainedNewcomers
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 class FLDA(TrainedNewcomers):

@@ -12,8 +12,8 @@ from algorithms.parts.low_rank import decomposed_product
 from algorithms.parts.means import mean_of
 from algorithms.parts.ranks import A, B, SharedRanks, head_of, rank_in, sites_of, stacked, weights_of
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.tasks import Model
 from rayfl.params import Tree
+from rayfl.tasks.base import Model
 
 
 class FlexLoRA(SharedRanks):

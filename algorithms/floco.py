@@ -20,13 +20,13 @@ from algorithms.parts.simplex_models import simplex_of as simplex_of
 from algorithms.parts.simplex_sampling import sample_ball, sample_ball_legacy, sample_simplex
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, Draw
-from rayfl.engine.numbers import Number
-from rayfl.engine.points import Point, Scope, Share
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
-from rayfl.engine.terms import drawn, function, loss
 from rayfl.errors import ConfigError
+from rayfl.objectives.numbers import Number
+from rayfl.objectives.points import Point, Scope, Share
+from rayfl.objectives.terms import drawn, function, loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from algorithms.floco import Floco, barycenter, model_at, simplex_of
 from algorithms.parts.personal_copy import PersonalCopy
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Predictor
 from rayfl.params import Tree, map_leaves
+from rayfl.tasks.base import Predictor
 
 
 class FlocoPlus(PersonalCopy, Floco):

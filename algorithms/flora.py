@@ -26,9 +26,9 @@ from algorithms.parts.ranks import (
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.models.pretrained.mixing import delta_name
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
 class FLoRA(OwnRanks):

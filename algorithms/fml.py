@@ -14,8 +14,8 @@ from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class FML(TrainedNewcomers):

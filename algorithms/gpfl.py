@@ -16,11 +16,11 @@ from algorithms.parts.partial import PartialModel, part
 from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function
+from rayfl.objectives.terms import Sum, function
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 SHARED = ("shared", "valve", "embedding")
 """What travels."""

@@ -16,9 +16,9 @@ from algorithms.parts.ranks import A, B, SharedRanks, cut, padded, rank_in, site
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.models.pretrained.mixing import update_product
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
 class HetLoRA(SharedRanks):

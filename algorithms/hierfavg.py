@@ -13,9 +13,9 @@ from algorithms.parts.means import mean_of
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task
 
 
 class HierFAVG(ClusterModels):

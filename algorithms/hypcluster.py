@@ -11,8 +11,8 @@ from algorithms.parts.requirements import check_initial_models
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task
 
 
 class HypCluster(ClusterModels):

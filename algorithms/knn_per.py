@@ -13,8 +13,8 @@ from torch import Tensor
 from algorithms.base import Averaging, setting
 from algorithms.parts.lines import GRID
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Model, Predictor, Trait
 from rayfl.params import Tree
+from rayfl.tasks.base import Model, Predictor, Trait
 
 _CHUNK = 256
 

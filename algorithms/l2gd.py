@@ -9,9 +9,9 @@ from algorithms.base import Algorithm, Clients, check_everyone, check_sgd, setti
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, interpolate
+from rayfl.tasks.base import Predictor, Task
 
 
 class L2GD(Algorithm):

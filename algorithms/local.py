@@ -9,9 +9,9 @@ from algorithms.base import Algorithm, Clients, check_everyone, setting
 from algorithms.parts.architectures import task_of
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task
 
 
 class Local(Algorithm):

@@ -13,8 +13,8 @@ from algorithms.parts.ranks import A, B, sites_of, stacked, weights_of
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task
 
 
 class LoRAFair(Algorithm):

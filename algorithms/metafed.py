@@ -12,10 +12,10 @@ from torch import Tensor
 from algorithms.base import Algorithm, Clients, setting
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
-from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class MetaFed(Algorithm):

@@ -12,9 +12,9 @@ from algorithms.base import setting
 from algorithms.fedavg import FineTuned
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, function, loss
+from rayfl.objectives.terms import Sum, function, loss
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class MOON(FineTuned):

@@ -11,9 +11,9 @@ from algorithms.parts.subspaces import Proximity, angles, proximity_matrix, sign
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task, Trait
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task, Trait
 
 
 class PACFL(ClusterModels):

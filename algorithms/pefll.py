@@ -18,10 +18,10 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples
 from rayfl.params import Tree, map_leaves, subtract
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 def embedded(embedding: Mapping[str, Any], task: Task, like: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from algorithms.parts.mixture import parameters
 from algorithms.parts.slopes import buffers, check_second_derivative, slope
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
-from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree, add_scaled, copy, map_leaves
+from rayfl.tasks.base import Batch, Predictor, Task
 
 
 class PerFedAvg(Averaging):

@@ -16,12 +16,12 @@ from algorithms.parts.mixture import parameters
 from algorithms.parts.requirements import clipped_together
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.counted_normals import drawn_keys, normals
-from rayfl.engine.optimizers import ParameterGroup
+from rayfl.engine.gradients.counted_normals import drawn_keys, normals
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.errors import ConfigError
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, interpolate
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
 class PFedBayes(Averaging):
@@ -232,6 +232,6 @@ def shaped(vector: Tensor, like: Model, names: Sequence[str]) -> Tree:
 
 
 def drawn_model(posterior: Tree, key: Tensor, names: Sequence[str]) -> Tree:
-    """A model drawn from a Gaussian, by a key of :func:`rayfl.engine.counted_normals.drawn_keys`."""
+    """A model drawn from a Gaussian, by a key of :func:`rayfl.engine.gradients.counted_normals.drawn_keys`."""
     mu, rho = flat(posterior["mu"], names), flat(posterior["rho"], names)
     return shaped(mu + F.softplus(rho) * normals(key.to(mu), len(mu)), posterior["mu"], names)

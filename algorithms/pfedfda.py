@@ -14,13 +14,13 @@ from algorithms.parts.partial import part
 from algorithms.parts.replaced_heads import body
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task, Trait
-from rayfl.engine.terms import Sum, loss
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import Sum, loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task, Trait
 
 PRIOR_FLOOR = 1e-4
 """Added to a client's frequencies of classes, so that no class is impossible."""

@@ -16,12 +16,12 @@ from algorithms.parts.settings import limits_without_effect
 from algorithms.parts.simplex import Array, project_onto_simplex
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task
-from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree, squared_norm, weighted_sum
 from rayfl.params import inner_product as product
+from rayfl.tasks.base import Batch, Predictor, Task
 
 _LEAST_SQUARE = 1e-24
 """The least ||w||^2 that is divided by."""

@@ -13,14 +13,14 @@ from algorithms.parts.hypernetworks import initial_hypernetwork, produced, produ
 from algorithms.parts.partial import part
 from algorithms.parts.settings import limits_without_effect
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, map_leaves, subtract
+from rayfl.tasks.base import Batch, Predictor, Task
 
 
 class PFedHN(Algorithm):

@@ -15,11 +15,11 @@ from algorithms.parts.partial import part
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy, subtract, weighted_sum, weighted_sums
+from rayfl.tasks.base import Batch, Predictor, Task
 
 Layers = Mapping[str, Sequence[str]]
 """By layer of the model, the names of its tensors."""

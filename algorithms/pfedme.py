@@ -13,13 +13,13 @@ from algorithms.parts.newcomers import TrainedNewcomers
 from algorithms.parts.settings import limits_without_effect
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import drawn, envelope, frozen, loss
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
+from rayfl.objectives.terms import drawn, envelope, frozen, loss
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, interpolate
+from rayfl.tasks.base import Predictor, Task
 
 
 class PFedMe(TrainedNewcomers):

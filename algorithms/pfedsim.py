@@ -13,8 +13,8 @@ from algorithms.base import Averaging, Clients, check_head, setting
 from algorithms.parts.phases import second_phase
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree, weighted_sum
+from rayfl.tasks.base import Predictor, Task
 
 _LARGEST_SIMILARITY = 0.9999
 """Self-similarity, and the most that two clients count as: -ln(1 - s) stays finite."""

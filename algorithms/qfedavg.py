@@ -14,9 +14,9 @@ from algorithms.parts.relative_weights import relative
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor
 from rayfl.errors import MethodError
 from rayfl.params import Tree, interpolate, squared_distance
+from rayfl.tasks.base import Predictor
 
 ADDED = 1e-10
 """Added to every loss, which may be zero."""

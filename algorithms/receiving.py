@@ -15,10 +15,10 @@ from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_dev
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.memory import key_of
 from rayfl.aggregation.secure_sum import step_of
-from rayfl.engine.aggregation_rule import Known
-from rayfl.engine.compressors import SecureAggregation
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ClientError, MethodError, RunError
+from rayfl.messages.aggregation_rule import Known
+from rayfl.messages.compressors import SecureAggregation
 from rayfl.params import Tree, from_leaves, leaves
 
 

@@ -9,12 +9,12 @@ from algorithms.base import Algorithm, Clients, check_sgd, setting
 from algorithms.parts.mixture import parameters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import inner_product, loss
 from rayfl.errors import ConfigError
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import inner_product, loss
 from rayfl.params import Tree, add_scaled, interpolate, map_leaves, subtract, zeros_like
+from rayfl.tasks.base import Predictor, Task
 
 
 def sum_of_step_weights(steps: int, momentum: float) -> float:

@@ -13,12 +13,12 @@ from algorithms.parts.products import LossBetween, ProductMixture, check_product
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.mixtures import Mixture
-from rayfl.engine.points import line
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Model, Predictor, Task
-from rayfl.engine.terms import Sum, drawn, function, loss, squared_cosine
+from rayfl.engine.scoring.mixtures import Mixture
+from rayfl.objectives.points import line
+from rayfl.objectives.terms import Sum, drawn, function, loss, squared_cosine
 from rayfl.params import Tree
+from rayfl.tasks.base import Model, Predictor, Task
 
 
 class SuPerFed(TrainedNewcomers):

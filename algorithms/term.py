@@ -18,9 +18,9 @@ from algorithms.parts.relative_weights import relative
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Predictor, Task, Trait
-from rayfl.engine.terms import function, loss
+from rayfl.objectives.terms import function, loss
 from rayfl.params import Tree, interpolate
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 
 class TERM(FineTuned):

@@ -17,7 +17,7 @@ from torch import Tensor
 import rayfl
 from algorithms.base import Averaging, setting
 from rayfl import Client, Clients, Server, Weighted
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples
 from rayfl.params import Tree
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import rayfl
 from rayfl import Algorithm, Client, Clients, Predictor, Server
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, subtract
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 import rayfl
-from rayfl.engine.further_tasks import Regression
 from rayfl.metrics import MeasuresBySample, Metric
 from rayfl.metrics.measures import counted, ratio
+from rayfl.tasks.further_tasks import Regression
 
 SHARE = 0.9
 

@@ -23,9 +23,9 @@ _PUBLIC = {
     "Client": "rayfl.engine.client",
     "Clients": "algorithms.clients",
     "Server": "rayfl.engine.server",
-    "Predictor": "rayfl.engine.tasks",
-    "NetworkTask": "rayfl.engine.tasks",
-    "ElementwiseOptimizer": "rayfl.engine.elementwise",
+    "Predictor": "rayfl.tasks.base",
+    "NetworkTask": "rayfl.tasks.base",
+    "ElementwiseOptimizer": "rayfl.optimization.elementwise",
     "Weighted": "rayfl.aggregation.exact_sum",
     "RayflError": "rayfl.errors",
     "import_leaf": "rayfl.data.sources.leaf",
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from rayfl.aggregation.exact_sum import Weighted as Weighted
     from rayfl.data.sources.leaf import import_leaf as import_leaf
     from rayfl.engine.client import Client as Client
-    from rayfl.engine.elementwise import ElementwiseOptimizer as ElementwiseOptimizer
     from rayfl.engine.server import Server as Server
-    from rayfl.engine.tasks import NetworkTask as NetworkTask
-    from rayfl.engine.tasks import Predictor as Predictor
     from rayfl.errors import RayflError as RayflError
     from rayfl.experiment.result import Result as Result
+    from rayfl.optimization.elementwise import ElementwiseOptimizer as ElementwiseOptimizer
+    from rayfl.tasks.base import NetworkTask as NetworkTask
+    from rayfl.tasks.base import Predictor as Predictor
     from rayfl.tracking.callback import Callback as Callback
 
 

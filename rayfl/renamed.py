@@ -14,17 +14,22 @@ from typing import Any
 MODULES = {
     "rayfl.inspection": ("rayfl.runs",),
     "rayfl.inspection.folder": ("rayfl.runs.folder",),
-    "rayfl.objectives": ("rayfl.engine.declared",),
     "rayfl.reference": ("rayfl.reproduction.reference",),
     "rayfl.tables": ("rayfl.results.tables", "rayfl.results.schemas"),
-    "rayfl.tasks": ("rayfl.engine.tasks", "rayfl.engine.classification"),
 }
 """By a module's old name, the modules that have its names now; the first has most."""
 
 NAMES = {
     "rayfl.aggregation": {"Weighted": "rayfl.aggregation.exact_sum"},
     "rayfl.cli": {"main": "rayfl.cli.entry", "app": "rayfl.cli.entry"},
+    "rayfl.objectives": {"declared_by": "rayfl.objectives.declared"},
     "rayfl.storage": {"Storage": "rayfl.storage.files"},
+    "rayfl.tasks": {
+        "Batch": "rayfl.tasks.base",
+        "Classification": "rayfl.tasks.classification",
+        "Predictor": "rayfl.tasks.base",
+        "Task": "rayfl.tasks.base",
+    },
 }
 """By a folder that was a module, the names that were in it, and the module that has each now."""
 

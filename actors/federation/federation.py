@@ -26,14 +26,14 @@ from algorithms.base import Algorithm
 from algorithms.clients import Call, Clients, Procedure, Replies, merge, name_of
 from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.config.cluster_section import ClientsConfig
-from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
-from rayfl.engine.write_guard import WriteGuard
+from rayfl.engine.updates.requests import SERVER
+from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
 from rayfl.params import Tree, from_numpy, num_bytes, own_dicts
 from rayfl.storage.manifest import StoredFile
+from rayfl.tasks.base import Task
 
 
 class Federation(Clients):

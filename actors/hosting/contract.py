@@ -14,11 +14,11 @@ from algorithms.base import Algorithm, Clients
 from algorithms.clients import NOT_ASYNCHRONOUS
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Predictor
 from rayfl.errors import as_error
 from rayfl.naming.spelling import nearest
 from rayfl.params import Tree, leaves
 from rayfl.storage import treefile
+from rayfl.tasks.base import Predictor
 
 
 def start_procedure(procedure: Callable[..., Any], client: Any, given: Tree, bundled: bool) -> Coroutine[Any, Any, Any]:

@@ -28,14 +28,14 @@ from rayfl.data.federated import FederatedDataset
 from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.engine import Engine
-from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import recorded_names
-from rayfl.engine.write_guard import WriteGuard
+from rayfl.engine.updates.requests import SERVER
+from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, from_numpy, to_numpy
 from rayfl.storage.manifest import StoredFile
+from rayfl.tasks.base import recorded_names
 
 
 class ClientHost:

@@ -13,8 +13,8 @@ from actors.hosting.job import Job
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.privacy import limited, reference_of
 from rayfl.engine.client import Client
-from rayfl.engine.compressors import Compressor
 from rayfl.errors import MethodError
+from rayfl.messages.compressors import Compressor
 from rayfl.params import Tree, from_leaves, leaves, num_bytes
 
 RESIDUAL = "compression"

@@ -16,14 +16,14 @@ from actors.hosting.replies import found_of
 from actors.hosting.scoring import SplitScores
 from actors.hosting.state import Signature
 from actors.hosting.storing import Storing
+from actors.hosting.transfers import copy_stream
 from rayfl.aggregation.magnitudes import check_finite
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.trampoline import run_procedures
-from rayfl.engine.transfers import copy_stream
-from rayfl.engine.write_guard import WriteGuard
+from rayfl.engine.updates.trampoline import run_procedures
+from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, RayflError, as_error
 from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree, own_dicts

@@ -14,10 +14,10 @@ from rayfl.aggregation.contributions import Inspected, Weighted, too_large
 from rayfl.aggregation.magnitudes import Extremes, check_finite
 from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Predictor
 from rayfl.errors import MethodError
 from rayfl.metrics import Statistics
 from rayfl.params import num_bytes, to_numpy
+from rayfl.tasks.base import Predictor
 
 
 def found_of(

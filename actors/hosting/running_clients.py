@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 
 from actors.hosting.failures import named
 from actors.hosting.job import Job
-from rayfl.engine.requests import SERVER
+from rayfl.engine.updates.requests import SERVER
 from rayfl.tracking.terminal import visible
 
 _log = logging.getLogger("rayfl.clients")

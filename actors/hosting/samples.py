@@ -14,7 +14,7 @@ from actors.hosting.ahead import Key, ReadAhead
 from actors.hosting.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
-from rayfl.engine.write_guard import WriteGuard
+from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.examples import SPLITS, Examples
 
 _log = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ import torch
 from rayfl.data.backdoor import Backdoor
 from rayfl.data.soundness import check_examples
 from rayfl.diagnosis.device_errors import Pieces, check_context
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
-from rayfl.engine.tasks import Predictor, Task
+from rayfl.engine.scoring.evaluation import evaluate
+from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_together
 from rayfl.errors import text_of
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 from rayfl.metrics.backdoor import TRIGGERED, with_triggered
+from rayfl.tasks.base import Predictor, Task
 
 _log = logging.getLogger(__name__)
 SplitScores = dict[str, dict[str, Statistics]]

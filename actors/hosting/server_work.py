@@ -13,14 +13,14 @@ from algorithms.base import Algorithm
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.engine import Engine
-from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
-from rayfl.engine.tasks import recorded_names
-from rayfl.engine.trampoline import run_procedures
-from rayfl.engine.write_guard import WriteGuard
+from rayfl.engine.updates.requests import SERVER
+from rayfl.engine.updates.trampoline import run_procedures
+from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, as_error
 from rayfl.params import Tree
+from rayfl.tasks.base import recorded_names
 
 
 def run_on_server(

@@ -21,7 +21,7 @@ from actors.probing.probe_calls import ProbeCall
 from algorithms.fedavg import FedAvg
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.requests import Request, TrainRequest
+from rayfl.engine.updates.requests import Request, TrainRequest
 from rayfl.errors import DeviceLostError, ResourceError
 
 _TIMED_STEPS = 4

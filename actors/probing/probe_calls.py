@@ -12,9 +12,9 @@ from actors.hosting.job import Job
 from algorithms.clients import Call, Clients, Procedure
 from algorithms.fedavg import FedAvg
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, to_numpy
+from rayfl.tasks.base import Task
 
 _STACKED_CLIENTS = 12
 """Number of clients to stack, to measure the memory of each further one."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from ray import cloudpickle
 
-from rayfl.engine.flat import ALIGNMENT_BYTES
+from rayfl.engine.updates.flat import ALIGNMENT_BYTES
 
 LEAST_BYTES = 1 << 16
 """Messages with fewer bytes in their arrays are sent directly."""

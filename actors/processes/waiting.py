@@ -10,7 +10,7 @@ import ray
 
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
-from rayfl.engine.requests import SERVER
+from rayfl.engine.updates.requests import SERVER
 
 OWN_WORK_S = 600.0
 """Seconds that a host may be at one piece of its own work, such as a commit, unless the deadline for clients is longer.

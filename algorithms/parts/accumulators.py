@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
+from rayfl.optimization.optimizers import ParameterGroup
 
 ACCUMULATOR = ParameterGroup(lr=1.0, momentum=0.0, weight_decay=0.0, optimizer="sgd")
 """How a tensor that collects is moved."""

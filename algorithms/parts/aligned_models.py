@@ -14,10 +14,10 @@ from algorithms.parts.architectures import task_of
 from algorithms.parts.prototypes import class_counts
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
-from rayfl.engine.terms import Sum, function, loss
 from rayfl.errors import ConfigError
+from rayfl.objectives.terms import Sum, function, loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 FLOOR = math.log(1e-12)
 """Log-probability of a class that cannot be predicted."""

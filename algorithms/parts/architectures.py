@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
+from rayfl.tasks.base import Task
 
 
 def architecture(client: int, candidates: int, context: RoundContext) -> int:

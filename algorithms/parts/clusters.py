@@ -10,8 +10,8 @@ import numpy as np
 from algorithms.parts.finetuning import FineTuning
 from algorithms.parts.simplex import Array
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Predictor
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor
 
 Linkage = Literal["average", "weighted", "complete", "single"]
 """The distance of two clusters: the mean over pairs of members; the mean of those of the two clusters that were merged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 
 _UNCHECKED = (
     "all that clients send must come from their samples by noised training alone, and nobody has checked that of "

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal
 
 from algorithms.base import Algorithm, setting
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.terms import loss
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task
 
 
 class FineTuning(Algorithm):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from rayfl.engine.client import Draw
-from rayfl.engine.mixtures import Mixture
-from rayfl.engine.tasks import Model, Predictor, Task
+from rayfl.engine.scoring.mixtures import Mixture
 from rayfl.params import Tree
+from rayfl.tasks.base import Model, Predictor, Task
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 """Mixing coefficients lambda that are evaluated: 0 is one end, 1 the other."""

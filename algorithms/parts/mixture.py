@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rayfl.engine.tasks import Model, Task
 from rayfl.params import Tree, interpolate
+from rayfl.tasks.base import Model, Task
 
 
 def parameters(model: Model, task: Task) -> Tree:

@@ -11,12 +11,12 @@ from pydantic import Field
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
 from rayfl.engine.client import Client
-from rayfl.engine.local_settings import LocalOptions
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Model, Predictor, Task
+from rayfl.engine.updates.local_settings import LocalOptions
 from rayfl.errors import ConfigError
 from rayfl.metrics import Statistics
 from rayfl.params import Tree
+from rayfl.tasks.base import Model, Predictor, Task
 
 _SPLITS = {"validation": ("validation",), "train": ("train",), "both": ("train", "validation")}
 

@@ -11,14 +11,14 @@ from algorithms.base import Averaging, Clients, setting
 from algorithms.parts.requirements import check_low_rank
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import TRAINED
-from rayfl.engine.requests import Objective
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Model, Predictor, Task
-from rayfl.engine.terms import loss
+from rayfl.engine.updates.requests import Objective
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Model, Predictor, Task
 
 
 class PartialModel(Averaging):

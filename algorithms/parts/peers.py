@@ -8,7 +8,7 @@ from typing import ClassVar
 from algorithms.base import Algorithm, setting
 from algorithms.parts.topology import Kind, Topology, metropolis, spectral_gap
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
+from rayfl.tasks.base import Task
 
 _SLOW = 0.1
 """Spectral gaps below this are named: models of all clients agree after tens of rounds, not after a few."""

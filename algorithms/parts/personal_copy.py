@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 from algorithms.base import Averaging, setting
 from algorithms.parts.proximity import proximity
 from rayfl.engine.client import Client, Draw
-from rayfl.engine.points import TRAINED
-from rayfl.engine.terms import Sum
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import Sum
 from rayfl.params import Tree
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from algorithms.parts.adapters import check_no_magnitudes
 from algorithms.parts.requirements import check_low_rank
-from rayfl.engine.tasks import Batch, Model, Task
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.models.pretrained.mixing import blended, update_product
 from rayfl.params import TINY
+from rayfl.tasks.base import Batch, Model, Task
 
 
 def check_products(option: str, network: Network) -> None:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl.engine.tasks import Batch
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch
 
 
 def class_counts(labels: Tensor, classes: int) -> Tensor:

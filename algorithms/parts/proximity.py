@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl.engine.pairs import DISTANCE, Pair
-from rayfl.engine.points import Name
-from rayfl.engine.terms import Sum, penalty
+from rayfl.objectives.pairs import DISTANCE, Pair
+from rayfl.objectives.points import Name
+from rayfl.objectives.terms import Sum, penalty
 from rayfl.params import leaves, map_leaves
 
 

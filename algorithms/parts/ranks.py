@@ -15,9 +15,9 @@ from algorithms.parts.adapters import COMMON_FACTOR, check_both_factors
 from algorithms.parts.capacities import drawn, in_turn
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Model, Predictor, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Model, Predictor, Task
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 """What the names of a layer's two factors end with."""

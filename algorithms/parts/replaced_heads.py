@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from algorithms.parts.partial import part
-from rayfl.engine.tasks import Model
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree
+from rayfl.tasks.base import Model
 
 
 def body(network: Network) -> tuple[str, ...]:

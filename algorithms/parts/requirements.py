@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Task, Trait
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.tasks.base import Task, Trait
 
 _TRAITS: Mapping[Trait, str] = {
     "classes": "one class a sample",

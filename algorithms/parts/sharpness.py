@@ -8,9 +8,9 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, setting
 from algorithms.parts.uphill import loss_uphill, of_length
-from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.terms import Sum, function, loss
+from rayfl.objectives.terms import Sum, function, loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Task
 
 
 class Sharpness(Algorithm):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rayfl.engine.tasks import Task
 from rayfl.models.pretrained.mixing import at_point
 from rayfl.params import Tree
+from rayfl.tasks.base import Task
 
 
 def barycenter(vertices: int) -> Tensor:

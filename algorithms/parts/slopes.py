@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from algorithms.parts.mixture import parameters
-from rayfl.engine.tasks import Batch, Model, Task
 from rayfl.errors import MethodError
 from rayfl.models.forward_pass import is_stacked
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch, Model, Task
 
 
 def slope(model: Model, at: Model, batch: Batch, task: Task) -> Tree:

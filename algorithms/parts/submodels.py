@@ -17,13 +17,13 @@ from algorithms.parts.prototypes import class_counts
 from algorithms.parts.widths import Held, Scaled, bytes_of, cut, merged, padded, scaled, weights_by_element
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.points import Scope
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Batch, Model, Predictor, Task, Trait
-from rayfl.engine.terms import Sum, frozen, function, loss
 from rayfl.errors import ConfigError, ModelError
 from rayfl.models.units import Units
+from rayfl.objectives.points import Scope
+from rayfl.objectives.terms import Sum, frozen, function, loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 _NO_NORM = "clients of unlike widths have unlike parts of the normalization layers"
 

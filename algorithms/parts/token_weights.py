@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Task
 from rayfl.errors import ConfigError
+from rayfl.tasks.base import Task
 
 _WHY = "algorithm.aggregation=tokens weights clients by the tokens that are learned"
 

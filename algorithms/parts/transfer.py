@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rayfl.engine.tasks import Batch
+from rayfl.tasks.base import Batch
 
 OneSample = Literal["skip", "paper"]
 ONE_SAMPLE = (

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from algorithms.parts.mixture import parameters
 from algorithms.parts.slopes import buffers, constant_slope
-from rayfl.engine.points import TRAINED, Constant, Point, Scope, Share
-from rayfl.engine.tasks import Batch, Model, Task
+from rayfl.objectives.points import TRAINED, Constant, Point, Scope, Share
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch, Model, Task
 
 
 class Uphill(NamedTuple):
@@ -86,11 +86,11 @@ class Moved(Point):
     by: str
 
     def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
-        """See :class:`rayfl.engine.points.Point`."""
+        """See :class:`rayfl.objectives.points.Point`."""
         return {
             name: [Share(TRAINED, name), Share(Constant(self.by), name)] for name in scope.task.network.parameter_names
         }
 
     def base(self, scope: Scope) -> Tree:
-        """See :class:`rayfl.engine.points.Point`."""
+        """See :class:`rayfl.objectives.points.Point`."""
         return dict(scope.trained)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.engine.numbers import Factor
-from rayfl.engine.points import TRAINED, Point, Scope, Share
-from rayfl.engine.tasks import Model
 from rayfl.models.units import Axis, Units
+from rayfl.objectives.numbers import Factor
+from rayfl.objectives.points import TRAINED, Point, Scope, Share
 from rayfl.params import Tree
+from rayfl.tasks.base import Model
 
 Held = tuple[Tensor, ...]
 """By hidden layer the units that a client has, int64, all different."""
@@ -147,13 +147,13 @@ class Scaled(Point):
     factor: Factor
 
     def shares(self, scope: Scope) -> Mapping[str, Sequence[Share]]:
-        """See :class:`rayfl.engine.points.Point`."""
+        """See :class:`rayfl.objectives.points.Point`."""
         network: Any = scope.task.network
         outputs = network.units.outputs
         return {n: [Share(TRAINED, n, self.factor if n in outputs else 1)] for n in network.parameter_names}
 
     def base(self, scope: Scope) -> Tree:
-        """See :class:`rayfl.engine.points.Point`."""
+        """See :class:`rayfl.objectives.points.Point`."""
         return dict(scope.trained)
 
 

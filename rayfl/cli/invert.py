@@ -52,12 +52,12 @@ def invert(
 ) -> None:
     """Attack a client's message: what does it give away of its samples (gradient inversion)?"""
     from cluster.replay import participants, sent_message
-    from rayfl.engine.gradient_matching import Attack
     from rayfl.plots.partition import check_format, save_figure
     from rayfl.plots.reconstructions import draw
     from rayfl.plots.style import paper_style
     from rayfl.runs.attackable import caveats, check_attack
     from rayfl.runs.devices import device_of
+    from rayfl.runs.gradient_matching import Attack
     from rayfl.runs.inversion import inverted
 
     if out is not None:

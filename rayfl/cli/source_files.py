@@ -12,7 +12,7 @@ SECTIONS = {
     "algorithm": "algorithms.registry",
     "dataset": "rayfl.data.sources.registry",
     "partition": "rayfl.data.partitions.registry",
-    "task": "rayfl.engine.task_sections",
+    "task": "rayfl.tasks.registry",
     "model": "rayfl.models.zoo",
 }
 """By section, the module that imports all its classes, or has them."""

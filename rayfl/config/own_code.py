@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from rayfl.config.schema import ExperimentConfig, experiment_schema
 from rayfl.data.sources.custom import CustomSource
-from rayfl.engine.task_sections import CustomTask
 from rayfl.errors import ConfigError
 from rayfl.models.custom import CustomModel
 from rayfl.models.zoo import Candidates
 from rayfl.naming.objects import names_an_object
+from rayfl.tasks.registry import CustomTask
 
 
 class NamedMethod(BaseModel):

@@ -23,18 +23,18 @@ from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.registry import DatasetConfig
-from rayfl.engine.aggregators import Aggregator, Mean
-from rayfl.engine.attack_section import AttackConfig
-from rayfl.engine.compressors import Compression, NoCompression
 from rayfl.engine.engine import EngineConfig
-from rayfl.engine.privacy_section import PrivacyConfig
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.task_sections import ClassificationSection, TaskConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
+from rayfl.messages.aggregators import Aggregator, Mean
+from rayfl.messages.attack import AttackConfig
+from rayfl.messages.compressors import Compression, NoCompression
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.zoo import ModelConfig
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import Name
 from rayfl.system.config import NoSystem, System
+from rayfl.tasks.registry import ClassificationSection, TaskConfig
 
 
 class ExperimentConfig(Section):

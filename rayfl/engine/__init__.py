@@ -1,0 +1,1 @@
+"""Runs clients' procedures: local updates, one by one or stacked, and scores."""

@@ -9,22 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.engine.batches import BatchPlan, num_steps
 from rayfl.engine.client_streams import ClientStreams
-from rayfl.engine.evaluation import samples_at_a_time
-from rayfl.engine.local_settings import LocalOptions, LocalSettings
-from rayfl.engine.optimizer_state import save_optimizer, with_optimizer
-from rayfl.engine.pieces import in_pieces
-from rayfl.engine.requests import GradientRequest, Objective, OutputRequest, TrainRequest, arrays_of, on_device
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.schedules import Schedule
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor, Task
-from rayfl.engine.trampoline import Ask
+from rayfl.engine.scoring.evaluation import samples_at_a_time
+from rayfl.engine.steps.optimizer_state import save_optimizer, with_optimizer
+from rayfl.engine.updates.batches import BatchPlan, num_steps
+from rayfl.engine.updates.local_settings import LocalOptions, LocalSettings
+from rayfl.engine.updates.pieces import in_pieces
+from rayfl.engine.updates.requests import GradientRequest, Objective, OutputRequest, TrainRequest, arrays_of, on_device
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.trampoline import Ask
 from rayfl.errors import MethodError
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
+from rayfl.optimization.schedules import Schedule
 from rayfl.params import Tree, map_leaves
+from rayfl.tasks.base import Predictor, Task
 
 Draw = Callable[[np.random.Generator, int], Tree]
 """``draw(generator, steps)``: a tree of arrays with one entry a step along dimension 0."""

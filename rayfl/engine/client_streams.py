@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayfl.data.images.augment import Variations
-from rayfl.engine.batches import BatchPlan, plan_batches, poisson_batches, sampling_rate
-from rayfl.engine.example_gradients import of_samples_and_others
-from rayfl.engine.local_settings import LocalSettings
-from rayfl.engine.requests import ExamplePrivacy, Objective
+from rayfl.engine.gradients.example_gradients import of_samples_and_others
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import BatchPlan, plan_batches, poisson_batches, sampling_rate
+from rayfl.engine.updates.local_settings import LocalSettings
+from rayfl.engine.updates.requests import ExamplePrivacy, Objective
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import MethodError
 
 

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 
 from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
-from rayfl.engine import looped, vectorized
-from rayfl.engine.capture import Capture, CudaGraphs
-from rayfl.engine.compiled_steps import Compiler
 from rayfl.engine.engine_section import EngineConfig as EngineConfig
-from rayfl.engine.flops import FlopCounter
 from rayfl.engine.precision import why_not
-from rayfl.engine.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
 from rayfl.engine.stack_sizes import clients_for_rows, rows_per_step_of
-from rayfl.engine.tasks import Task
+from rayfl.engine.stacks import vectorized
+from rayfl.engine.stacks.capture import Capture, CudaGraphs
+from rayfl.engine.stacks.compiled_steps import Compiler
+from rayfl.engine.steps import looped
+from rayfl.engine.steps.flops import FlopCounter
+from rayfl.engine.updates.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
 from rayfl.errors import as_error, text_of
 from rayfl.models.base import Network
+from rayfl.tasks.base import Task
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 64

@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 
-from rayfl.engine.batches import sampling_rate
-from rayfl.engine.privacy_section import PrivacyConfig
+from rayfl.engine.updates.batches import sampling_rate
+from rayfl.messages.privacy import PrivacyConfig
 
 
 def example_epsilon(privacy: PrivacyConfig, batches: Mapping[int, int], samples: int, batch_size: int | None) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import warnings
 
-from rayfl.engine.privacy_section import PrivacyConfig
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.messages.privacy import PrivacyConfig
 
 INSTALL = "pip install 'rayfl[privacy]'"
 """What to do without opacus."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rayfl.data.images.augment import Augmentation
-from rayfl.engine.aggregators import Aggregator, Mean
-from rayfl.engine.attack_section import AttackConfig
-from rayfl.engine.cohorts import cohort_of
-from rayfl.engine.compressors import Compression, Compressor, NoCompression, SecureAggregation
-from rayfl.engine.privacy_section import PrivacyConfig
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.cohorts import cohort_of
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.messages.aggregators import Aggregator, Mean
+from rayfl.messages.attack import AttackConfig
+from rayfl.messages.compressors import Compression, Compressor, NoCompression, SecureAggregation
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.randomness import RandomStreams
 
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from rayfl.data.federated import OnDemand
-from rayfl.engine.batches import BatchPlan
 from rayfl.engine.client import Client
 from rayfl.engine.client_streams import ClientStreams
-from rayfl.engine.local_settings import LocalSettings
-from rayfl.engine.requests import SERVER
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor, Task
+from rayfl.engine.updates.batches import BatchPlan
+from rayfl.engine.updates.local_settings import LocalSettings
+from rayfl.engine.updates.requests import SERVER
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import MethodError
 from rayfl.examples import Examples
+from rayfl.tasks.base import Predictor, Task
 
 
 class Server(Client):

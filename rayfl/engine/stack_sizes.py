@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rayfl.engine.engine_section import EngineConfig
-from rayfl.engine.tasks import Task
+from rayfl.tasks.base import Task
 
 ENOUGH_ROWS = 16384
 """Rows that ``rows_per_step=auto`` asks for at least. Measured on an H100: a decoder of 1.1 billion parameters, with

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rayfl.engine.compiled_steps import check_compilable
+from rayfl.engine.stacks.compiled_steps import check_compilable
 from rayfl.errors import ConfigError
 from rayfl.experiment.checks import (
     check_events,

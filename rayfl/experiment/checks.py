@@ -13,7 +13,6 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.data.federated import FederatedDataset
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError, DataError, MethodError
 from rayfl.examples import InputSpec
 from rayfl.models.private_norm import private_names
@@ -22,6 +21,7 @@ from rayfl.storage import treefile
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device
 from rayfl.system.schedule import options_without_losses
+from rayfl.tasks.base import NetworkTask
 
 _log = logging.getLogger("rayfl")
 _SHOWN = 3

@@ -11,12 +11,12 @@ import numpy as np
 from rayfl.config.early_stopping import EarlyStoppingConfig
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS
 from rayfl.metrics import Metric
 from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree
+from rayfl.tasks.base import Task
 
 _log = logging.getLogger("rayfl")
 

@@ -11,10 +11,10 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Task
 from rayfl.errors import ConfigError, DataError
 from rayfl.examples import SPLITS
 from rayfl.params import Tree
+from rayfl.tasks.base import Task
 
 _log = logging.getLogger("rayfl")
 

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.engine.cohorts import cohort_of
 from rayfl.engine.example_accounting import example_epsilon
 from rayfl.engine.privacy import INSTALL
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import NetworkTask
+from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
 from rayfl.system.config import NoSystem
+from rayfl.tasks.base import NetworkTask
 
 _log = logging.getLogger("rayfl")
 _OPTION = "privacy.example_clip_norm"

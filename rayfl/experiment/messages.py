@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.engine.aggregators import Mean
-from rayfl.engine.compressors import Compressor
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
+from rayfl.messages.aggregators import Mean
+from rayfl.messages.compressors import Compressor
 
 _log = logging.getLogger("rayfl")
 

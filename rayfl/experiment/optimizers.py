@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rayfl.engine.elementwise import ElementwiseOptimizer
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.naming.objects import names_an_object
+from rayfl.optimization.elementwise import ElementwiseOptimizer
 
 _log = logging.getLogger("rayfl")
 _RESERVED = ("moved", "momentum", "count")

@@ -20,7 +20,6 @@ from rayfl.data.partitions.assignment import FilePartition, assignment, assignme
 from rayfl.data.poisoned import WithWrongLabels
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError
 from rayfl.experiment.checking import check_parts
 from rayfl.experiment.checks import (
@@ -36,6 +35,7 @@ from rayfl.system.buffered import BufferedSchedule
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device, make_devices
 from rayfl.system.schedule import Clock, Schedule
+from rayfl.tasks.base import NetworkTask
 
 
 @dataclass(frozen=True)

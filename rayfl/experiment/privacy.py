@@ -7,13 +7,13 @@ import logging
 
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.privacy import INSTALL, promise, without_clients
-from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import NetworkTask
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.private_norm import private_names
 from rayfl.system.config import NoSystem
+from rayfl.tasks.base import NetworkTask
 
 _log = logging.getLogger("rayfl")
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from rayfl.aggregation.secure_sum import most_weight, shares_needed
 from rayfl.config.schema import ExperimentConfig
-from rayfl.engine.aggregators import Mean
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import NetworkTask
 from rayfl.errors import ConfigError
+from rayfl.messages.aggregators import Mean
 from rayfl.models.private_norm import private_names
+from rayfl.tasks.base import NetworkTask
 
 _NAME = "compression=secure_aggregation"
 _ALONE = ("sign_flip", "gaussian", "scaled")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.tasks import Model, Predictor, Task
+from rayfl.engine.scoring.evaluation import evaluate
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.runs.committed import CommittedModels
+from rayfl.tasks.base import Model, Predictor, Task
 
 SAMPLES = 2000
 """How many samples a figure uses unless told otherwise."""

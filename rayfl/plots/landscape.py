@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rayfl.engine.tasks import Model
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.metrics import Metric
@@ -20,6 +19,7 @@ from rayfl.plots.series import experiment, series_of
 from rayfl.plots.style import SEQUENTIAL, columns_for, new_figure, subscript
 from rayfl.runs.committed import CommittedModels, check_client, single_model
 from rayfl.runs.folder import RunFolder
+from rayfl.tasks.base import Model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rayfl.engine.evaluation import evaluate
+from rayfl.engine.scoring.evaluation import evaluate
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS, Examples
 from rayfl.metrics.language import IGNORED

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.engine.tasks import Model, Task
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Model, Task
 
 _FLAT = 1e-6
 """A third model this near the line through the other two, relative to its distance, is on it up to rounding."""

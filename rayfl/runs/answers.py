@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from actors.hosting.transfers import move_trees
 from rayfl.data.sources.base import Decoder
-from rayfl.engine.generation import answers, prompts_of
-from rayfl.engine.transfers import move_trees
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS
 from rayfl.metrics.answers import rouge_l, words
 from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor
 from rayfl.runs.devices import device_of
+from rayfl.tasks.generation import answers, prompts_of
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rayfl.engine.gradient_matching import Labels, Objective
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.gradient_matching import Labels, Objective
 
 
 def check_attack(run: RunFolder, client: int, labels: Labels) -> None:

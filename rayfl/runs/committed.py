@@ -12,8 +12,7 @@ import torch
 from rayfl.aggregation.memory import without_memory
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine
-from rayfl.engine.tasks import Model, Predictor, Task
-from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.errors import ConfigError, RunError
 from rayfl.examples import Examples
 from rayfl.params import Tree
@@ -22,6 +21,7 @@ from rayfl.runs.measured import Cohort
 from rayfl.runs.rows import named_model
 from rayfl.storage.manifest import Manifest
 from rayfl.system.unfinished import separated
+from rayfl.tasks.base import Model, Predictor, Task
 from rayfl.tracking.environment import starts_before
 
 _CPU = torch.device("cpu")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rayfl.data.files.whole import new_file
-from rayfl.engine.tasks import Predictor
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.merging import write_model
 from rayfl.models.pretrained.mixing import is_delta, is_mixed_by_rows, merged
@@ -24,6 +23,7 @@ from rayfl.results.schemas import metrics_of
 from rayfl.runs.committed import CommittedModels, single_model, task_of
 from rayfl.runs.measured import Cohort
 from rayfl.runs.rows import named_model, where
+from rayfl.tasks.base import Predictor
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.client import Client
-from rayfl.engine.gradient_matching import Attack, Labels, Leak, cosine, inferred_labels
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError, RunError
 from rayfl.examples import Examples
 from rayfl.metrics.inversion import matched, psnr
 from rayfl.runs.attackable import head_bias
 from rayfl.runs.folder import RunFolder
+from rayfl.runs.gradient_matching import Attack, Labels, Leak, cosine, inferred_labels
 
 _MOST = 256
 """Samples of a message that can be looked for."""

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from rayfl.engine.predictor import Predictor
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.metrics.membership import Membership, membership
 from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor, task_of
+from rayfl.tasks.predictor import Predictor
 
 _ROWS = 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayfl.engine.cohorts import cohort_of
+from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.randomness import RandomStreams
 from rayfl.runs.loading import Run
 from rayfl.runs.rows import attendance

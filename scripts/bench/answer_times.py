@@ -15,12 +15,12 @@ from unittest import mock
 
 import torch
 
-from rayfl.engine.further_tasks import LanguageModel
-from rayfl.engine.generation import Prompt, answers
-from rayfl.engine.predictor import Predictor
 from rayfl.examples import InputSpec
 from rayfl.models.pretrained.language import LanguageNetwork
 from rayfl.models.pretrained.section import PretrainedModel
+from rayfl.tasks.further_tasks import LanguageModel
+from rayfl.tasks.generation import Prompt, answers
+from rayfl.tasks.predictor import Predictor
 
 REPEATS = 3
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.engine.classification import Classification
-from rayfl.engine.stacked_gradients import StackedGradients
-from rayfl.engine.tasks import Batch
+from rayfl.engine.gradients.stacked_gradients import StackedGradients
 from rayfl.examples import InputSpec
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.section import PretrainedModel
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 
 CLASSES = 10
 

@@ -18,24 +18,23 @@ from algorithms.floco import Floco
 from algorithms.pfedme import PFedMe
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
-from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.models.zoo import Architecture, CharLSTM, LeafCNN, TwoCNN, TwoNN
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 
 try:
-    from rayfl.engine.classification import Classification
     from rayfl.engine.round_context import RoundContext
     from rayfl.examples import Examples, InputSpec
+    from rayfl.tasks.classification import Classification
 except ModuleNotFoundError:  # another checkout, from before modules lay in folders
-    from rayfl.tasks import Classification
-
     from rayfl.data.federated import Examples, InputSpec
     from rayfl.engine.client import RoundContext
+    from rayfl.tasks import Classification
 
 _CPU = torch.device("cpu")
 _DIGITS, _LETTERS = InputSpec("image", (1, 28, 28), 10), InputSpec("image", (1, 28, 28), 62)

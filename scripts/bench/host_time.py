@@ -36,13 +36,13 @@ from actors.hosting.state import ClientStates
 from actors.processes.pool import InlinePool
 from algorithms.registry import METHODS
 from rayfl.data.federated import FederatedDataset
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.zoo import TwoNN
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.classification import Classification
 
 SPEC = InputSpec("image", (1, 1, 4), 3)
 SAMPLES = 10

@@ -39,15 +39,15 @@ from rayfl.tracking.callback import Callback
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PARTS = {
-    "rayfl/engine/closed_form": "gradients",
-    "rayfl/engine/tasks": "gradients",
+    "rayfl/engine/gradients": "gradients",
+    "rayfl/tasks": "gradients",
     "rayfl/models": "gradients",
     "algorithms": "gradients",
-    "rayfl/engine/fused": "SGD",
-    "rayfl/engine/sgd": "SGD",
-    "rayfl/engine/evaluation": "evaluation",
+    "rayfl/optimization": "SGD",
+    "rayfl/engine/scoring": "evaluation",
     "rayfl/metrics": "evaluation",
     "rayfl/engine": "local updates otherwise (batches, buffers)",
+    "rayfl/objectives": "local updates otherwise (batches, buffers)",
     "rayfl/randomness": "local updates otherwise (batches, buffers)",
     "rayfl/aggregation/limbs": "exact sums",
     "rayfl/aggregation/fixed_point": "exact sums",

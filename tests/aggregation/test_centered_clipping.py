@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.aggregation_rule import Known
-from rayfl.engine.aggregators import CenteredClipping, NormBounding
+from rayfl.messages.aggregation_rule import Known
+from rayfl.messages.aggregators import CenteredClipping, NormBounding
 from rayfl.params import Tree
 from tests.support.toys import assert_close, assert_equal
 

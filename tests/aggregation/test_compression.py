@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rayfl.aggregation.compression import dense_bytes, entries_kept, sparse_bytes
-from rayfl.engine.compressors import Compressor, Quantize, RandomK, SecureAggregation, Sign, TopK
+from rayfl.messages.compressors import Compressor, Quantize, RandomK, SecureAggregation, Sign, TopK
 
 SIZES = (30, 0, 12, 1)
 CHANGE = torch.randn(43, generator=torch.Generator().manual_seed(0))

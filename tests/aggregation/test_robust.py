@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.robust import bulyan_choice, inner_products, krum_choice, krum_scores
-from rayfl.engine.aggregators import (
+from rayfl.messages.aggregators import (
     Bulyan,
     CenteredClipping,
     DivideAndConquer,

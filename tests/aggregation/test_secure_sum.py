@@ -20,7 +20,7 @@ from rayfl.aggregation.secure_sum import (
     summed_bytes,
     without_enough,
 )
-from rayfl.engine.compressors import SecureAggregation
+from rayfl.messages.compressors import SecureAggregation
 
 CHANGE = torch.randn(50, generator=torch.Generator().manual_seed(0))
 

@@ -17,8 +17,8 @@ from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
-from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.errors import RunError
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.params import Tree, leaves
 from rayfl.randomness import RandomStreams
 from tests.support.cases import TRAIN

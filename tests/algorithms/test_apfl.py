@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from algorithms.apfl import APFL
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, inner_product, interpolate, subtract
+from rayfl.tasks.base import Batch
 from tests.support.planted import accuracies, related_clients
 from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients

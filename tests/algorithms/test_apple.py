@@ -11,9 +11,9 @@ import torch
 
 from algorithms.apple import APPLE, draw_downloads, mixture
 from algorithms.local import Local
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, num_bytes, tensors
+from rayfl.tasks.base import Batch
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from algorithms.ccvr import CCVR
 from algorithms.fedavg import FedAvg
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.classification import Classification
 from tests.algorithms.test_ccvr_moments import equations_3_and_4
 from tests.support.partial_toys import TRAIN, initial, labelled, partly_fixed, three_layers, vectors
 from tests.support.toy_networks import DoubleNetwork, SoftmaxRegression, two_layers

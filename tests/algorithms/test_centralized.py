@@ -11,8 +11,8 @@ import torch
 from algorithms.centralized import Centralized
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import CPU, ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.cfl import CFL, bipartition, cosines, gram
 from algorithms.fedavg import FedAvg
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, map_leaves
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers

@@ -16,9 +16,9 @@ from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine.client import Client
-from rayfl.engine.compressors import Compressor, NoCompression, Quantize, RandomK, SecureAggregation, Sign, TopK
 from rayfl.errors import ClientError, ConfigError, MethodError
 from rayfl.experiment.parts import Parts
+from rayfl.messages.compressors import Compressor, NoCompression, Quantize, RandomK, SecureAggregation, Sign, TopK
 from rayfl.params import Tree, leaves, num_bytes, subtract
 from tests.algorithms.test_privacy import PRIVATE, Talkative, uniform
 from tests.cluster.rounds.test_unseen_clients import experiment

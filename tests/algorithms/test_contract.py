@@ -15,12 +15,12 @@ from algorithms.contract import check_method
 from algorithms.registry import METHODS
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError, ConfigError, MethodError
 from rayfl.params import Tree
 from rayfl.results.personalized import check_personalized
 from rayfl.results.summaries import Scores
+from rayfl.tasks.base import Predictor
 from tests.support.own_files import parts
 from tests.support.toy_networks import softmax_regression
 from tests.support.toys import Toy, random_clients

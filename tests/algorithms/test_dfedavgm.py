@@ -14,8 +14,8 @@ from algorithms.dfedavgm import DFedAvgM
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.parts.topology import metropolis, spectral_gap
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, num_bytes
 from tests.support.both_modes import assert_modes_agree

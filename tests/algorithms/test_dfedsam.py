@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from algorithms.dfedavgm import DFedAvgM
 from algorithms.dfedsam import DFedSAM
 from algorithms.fedsam import FedSAM
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from tests.support.both_modes import assert_modes_agree
 from tests.support.toy_networks import normalized_layers, two_layers

@@ -14,8 +14,8 @@ from torch import Tensor
 from algorithms.dispfl import DisPFL
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
 from tests.support.both_modes import assert_modes_agree

@@ -12,10 +12,10 @@ import torch
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.base import Batch
 from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from algorithms.drfa import DRFA
 from algorithms.fedavg import FedAvg
-from rayfl.engine.batches import plan_batches
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams

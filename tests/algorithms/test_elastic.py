@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from algorithms.elastic import Elastic
 from algorithms.fedavg import FedAvg
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.further_tasks import Regression
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.models.classification import ClassificationModel
 from rayfl.params import Tree, copy, num_bytes
+from rayfl.tasks.base import Batch
+from rayfl.tasks.further_tasks import Regression
 from tests.support.both_modes import assert_modes_agree
 from tests.support.toy_networks import DoubleNetwork, normalized_layers, softmax_regression, two_layers
 from tests.support.toys import CPU, ListDataset, Toy, assert_close, assert_equal, random_clients

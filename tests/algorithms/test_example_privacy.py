@@ -20,13 +20,13 @@ from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.privacy_section import PrivacyConfig
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
-from rayfl.engine.terms import loss
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.examples import Examples
+from rayfl.messages.privacy import PrivacyConfig
+from rayfl.objectives.terms import loss
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch
 from tests.support.cases import ALGORITHMS, TRAIN, of_kinds, toy_of
 from tests.support.cases.base import Case
 from tests.support.toys import assert_close, assert_equal, ragged_toy

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from algorithms.fedadmm import FedADMM
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from tests.support.toy_networks import Quadratic
 from tests.support.toys import Toy, quadratic_clients
 

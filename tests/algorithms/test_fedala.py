@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from algorithms.fedala import STREAM, FedALA
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
 from rayfl.errors import ClientError, ConfigError
 from rayfl.params import Tree, copy, map_leaves, tensors
+from rayfl.tasks.base import Batch
 from tests.support.partial_toys import (
     COHORTS,
     TRAIN,

@@ -11,7 +11,7 @@ import torch
 
 from algorithms.fedamp import FedAMP, attraction, heuristic_attraction
 from algorithms.local import Local
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy, tensors, weighted_sum
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers

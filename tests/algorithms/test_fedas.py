@@ -13,14 +13,14 @@ from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.parts.prototypes import class_means
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.models.recurrent import CharLSTM
 from rayfl.params import Tree, copy
+from rayfl.tasks.classification import Classification
 from tests.support.partial_toys import (
     COHORTS,
     TRAIN,

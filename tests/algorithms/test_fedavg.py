@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from algorithms.fedavg import FedAvg
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from algorithms.fedavg import FedAvg
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 

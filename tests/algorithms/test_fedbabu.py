@@ -12,8 +12,8 @@ from algorithms.fedbabu import FedBABU
 from algorithms.fedper import FedPer
 from algorithms.local import Local
 from rayfl.engine.client import Client
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.errors import ConfigError
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
 from tests.support.partial_toys import (
     COHORTS,

@@ -12,7 +12,7 @@ from algorithms.fedbn import FedBN
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.engine.client import Client
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.models.private_norm import STATE

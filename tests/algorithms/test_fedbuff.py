@@ -14,7 +14,7 @@ from actors.hosting.host import ClientHost
 from actors.hosting.job import Job
 from algorithms.fedavg import FedAvg
 from algorithms.fedbuff import FedBuff
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, add_scaled, copy, subtract
 from tests.support.fedbuff_toys import SIZES, TRAIN, Rounds, toy_of
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers

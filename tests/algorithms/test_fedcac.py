@@ -9,7 +9,7 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedcac import FedCAC, critical, overlaps, partners
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, map_leaves, tensors
 from tests.support.partial_toys import held_out_accuracy, planted_clients
 from tests.support.toy_networks import normalized_layers, two_layers

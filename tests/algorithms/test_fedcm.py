@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedcm import FedCM
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, map_leaves, num_bytes, zeros_like
+from rayfl.tasks.base import Batch
 from tests.support.both_modes import assert_modes_agree
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal, quadratic_clients, random_clients

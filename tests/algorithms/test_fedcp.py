@@ -14,11 +14,11 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedcp import BANDWIDTHS, FedCP, both_heads, context_of, gumbel, policy_shares
 from algorithms.fedper import FedPer
 from algorithms.parts.transfer import fixed_kernel_discrepancy
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.partial_toys import (
     COHORTS,
     TRAIN,

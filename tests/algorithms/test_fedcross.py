@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedcross import FedCross, partners_of
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
 from tests.support.both_modes import assert_modes_agree

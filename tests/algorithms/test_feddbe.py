@@ -11,10 +11,10 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.feddbe import FedDBE
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, leaves
+from rayfl.tasks.base import Batch
 from tests.support.partial_toys import (
     COHORTS,
     TRAIN,

@@ -14,11 +14,11 @@ from algorithms.fedavg import FedAvg
 from algorithms.feddc import FedDC
 from algorithms.feddyn import FedDyn
 from algorithms.scaffold import Scaffold
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves, num_bytes, subtract, tensors, zeros_like
+from rayfl.tasks.base import Batch
 from tests.support.both_modes import assert_modes_agree
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients

@@ -9,7 +9,7 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.feddc import FedDC
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import zeros_like
 from tests.algorithms.test_feddc import kept
 from tests.support.toy_networks import Quadratic

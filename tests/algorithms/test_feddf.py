@@ -12,11 +12,11 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.feddf import FedDF
 from algorithms.parts.architectures import architecture
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.base import Batch
 from tests.support.fedme_toys import two_architectures
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from algorithms.feddistill import FedDistill, Targets
 from algorithms.local import Local
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.planted import one_rule, validation_loss
 from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients

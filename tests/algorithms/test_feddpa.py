@@ -12,14 +12,14 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.feddpa import FedDPA, InstanceMixture, both, embedded
 from rayfl.engine.client import Client
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.further_tasks import LanguageModel
-from rayfl.engine.requests import OutputRequest
-from rayfl.engine.tasks import Batch, Predictor
+from rayfl.engine.scoring.evaluation import evaluate
+from rayfl.engine.updates.requests import OutputRequest
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.metrics.language import IGNORED
 from rayfl.params import leaves
+from rayfl.tasks.base import Batch, Predictor
+from rayfl.tasks.further_tasks import LanguageModel
 from tests.support.adapted import adapted_toy
 from tests.support.bases import NEXT, inputs, language_network, texts, trained
 from tests.support.toy_networks import two_layers

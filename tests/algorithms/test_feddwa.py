@@ -11,8 +11,8 @@ from torch import Tensor
 
 from algorithms.feddwa import FedDWA
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from tests.support.both_modes import assert_modes_agree
 from tests.support.toy_networks import normalized_layers, two_layers

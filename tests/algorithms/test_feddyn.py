@@ -10,10 +10,10 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.feddyn import FedDyn
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves, num_bytes, subtract, tensors
+from rayfl.tasks.base import Batch
 from tests.support.both_modes import assert_modes_agree
 from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedem import FedEM, by_step, responsibilities
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, num_bytes
 from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers

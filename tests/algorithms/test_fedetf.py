@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from algorithms.fedetf import FedETF, etf_logits
 from algorithms.parts.balanced import log_prior
 from algorithms.parts.replaced_heads import simplex_etf
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.fedetf_toys import SKEWED, TRAIN, Oracle, steps, toy_of
 from tests.support.partial_toys import held_out_accuracy, labelled, planted_clients, vectors
 from tests.support.toy_networks import normalized_layers, two_layers

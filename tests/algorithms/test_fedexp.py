@@ -9,7 +9,7 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedexp import FedExP, extrapolation
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import copy
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients

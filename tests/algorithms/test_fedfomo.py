@@ -11,7 +11,7 @@ import torch
 
 from algorithms.fedfomo import FedFomo, draw_peers, merits, mixing_weights
 from algorithms.local import Local
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy, num_bytes, tensors
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedfusion import FedFusion, fused
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree, copy, interpolate, tensors
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.planted import one_rule, validation_loss
 from tests.support.toy_networks import DoubleNetwork, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

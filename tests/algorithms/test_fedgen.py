@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedgen import FedGen, generated
-from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy, leaves
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.fedgen_toys import TRAIN, fedavg, toy_of
 from tests.support.toy_networks import TwoLayers, two_layers
 from tests.support.toys import assert_close, assert_equal

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from algorithms.fedgh import FedGH, head_step
 from algorithms.fedper import FedPer
 from algorithms.local import Local
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree, copy, num_bytes
+from rayfl.tasks.classification import Classification
 from tests.support.partial_toys import held_out_accuracy, planted_clients
 from tests.support.toy_networks import DoubleNetwork, TwoLayers, normalized_layers, two_layers
 from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients

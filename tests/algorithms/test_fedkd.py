@@ -12,11 +12,11 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedkd import FedKD
 from algorithms.local import Local
 from algorithms.parts.low_rank import compressed, rank, restored
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves, num_bytes, subtract
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import DoubleNetwork, TwoLayers, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedlc import EXCLUDED, FedLC
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.toy_networks import two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 

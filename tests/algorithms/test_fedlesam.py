@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedlesam import FedLESAM
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.privacy_section import PrivacyConfig
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.params import Tree, copy, num_bytes, subtract
+from rayfl.tasks.base import Batch
 from tests.support.both_modes import assert_modes_agree
 from tests.support.plain_steps import length
 from tests.support.toy_networks import Quadratic, normalized_layers, recurrent_layers, two_layers

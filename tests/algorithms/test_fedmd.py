@@ -12,10 +12,10 @@ from torch import Tensor
 from algorithms.fedmd import FedMD
 from algorithms.local import Local
 from algorithms.parts.architectures import architecture
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy
+from rayfl.tasks.base import Batch
 from tests.support.fedme_toys import two_architectures
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

@@ -13,8 +13,8 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedme import FedMe, PairLoss
 from algorithms.local import Local
 from algorithms.parts.exchange import aggregated, clustered, draw_sources
-from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.fedme_toys import TRAIN, Call, Forced, calls, clients, mean, own_weights, two_architectures
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, assert_close, assert_equal

@@ -12,8 +12,8 @@ import torch
 from algorithms.fedme import FedMe, PairLoss
 from algorithms.local import Local
 from algorithms.parts.exchange import clustered
-from rayfl.engine import vectorized
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.stacks import vectorized
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy, num_bytes
 from rayfl.randomness import RandomStreams

@@ -12,10 +12,10 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.fedmmd import FedMMD
 from algorithms.parts.transfer import maximum_mean_discrepancy
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import copy
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.planted import one_rule, validation_loss
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

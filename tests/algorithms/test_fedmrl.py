@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from algorithms.fedavg import FedAvg
 from algorithms.fedmrl import FedMRL
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
-from rayfl.engine.further_tasks import Regression
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.params import Tree, copy
+from rayfl.tasks.classification import Classification
+from rayfl.tasks.further_tasks import Regression
 from tests.support.both_modes import assert_modes_agree
 from tests.support.partial_toys import held_out_accuracy, partly_fixed, planted_clients
 from tests.support.toy_networks import DoubleNetwork, TwoLayers, normalized_layers, two_layers

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from algorithms.fedmtl import FedMTL, learned_relationship, mean_relationship
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
 from tests.support.both_modes import assert_modes_agree

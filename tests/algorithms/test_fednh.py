@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from algorithms.fednh import FedNH, scaled_cosines, smoothed
 from algorithms.parts.replaced_heads import orthogonal_directions
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.fedetf_toys import SKEWED, TRAIN
 from tests.support.partial_toys import held_out_accuracy, labelled, planted_clients, vectors
 from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers

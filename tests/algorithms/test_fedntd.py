@@ -11,9 +11,9 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.fedntd import FedNTD, not_true
 from algorithms.parts.transfer import distillation
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import copy, leaves, map_leaves
+from rayfl.tasks.base import Batch
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 

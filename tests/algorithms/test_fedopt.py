@@ -13,7 +13,7 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedopt import Adaptive, FedAdagrad, FedAdam, FedAvgM, FedOpt, FedYogi
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, subtract, tensors
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

@@ -14,10 +14,10 @@ from algorithms.fedpac import LEAST_WEIGHT, FedPAC, estimate
 from algorithms.fedrep import FedRep
 from algorithms.parts.combination import combination_weights, pruned
 from algorithms.parts.prototypes import class_means
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, weighted_sum
+from rayfl.tasks.base import Batch
 from tests.support.partial_toys import COHORTS, TRAIN, camps, initial, labelled, take, three_layers, toy_of
 from tests.support.toy_networks import softmax_regression, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal

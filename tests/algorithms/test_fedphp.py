@@ -12,12 +12,12 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedphp import FedPHP
-from rayfl.engine.classification import Classification
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.fedphp_toys import TRAIN, normed, toy
 from tests.support.toy_networks import Quadratic, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients

@@ -12,9 +12,9 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.fedphp import FedPHP
 from algorithms.parts.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, interpolate
+from rayfl.tasks.base import Batch
 from tests.support.fedphp_toys import SIZES, TRAIN, normed, toy
 from tests.support.toy_networks import Quadratic, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients

@@ -7,10 +7,10 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves
+from rayfl.tasks.base import Batch
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, distance, quadratic_clients, random_clients
 

@@ -13,10 +13,10 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedbabu import FedBABU
 from algorithms.fedrep import FedRep
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Model
+from rayfl.engine.updates.batches import plan_batches
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Model
 from tests.support.partial_toys import (
     COHORTS,
     TRAIN,

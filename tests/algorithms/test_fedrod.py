@@ -12,12 +12,12 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.fedrod import FedRoD
 from algorithms.parts.heads import head_logits
-from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.partial_toys import (
     COHORTS,
     TRAIN,

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedrs import FedRS
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.partial_toys import labelled
 from tests.support.toy_networks import two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal

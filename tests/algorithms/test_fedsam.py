@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedsam import FedSAM
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, begin_step
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, map_leaves
+from rayfl.tasks.base import Batch, begin_step
 from tests.support.toy_networks import Quadratic, normalized_layers, recurrent_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients
 

@@ -10,11 +10,11 @@ import torch
 from algorithms.feddyn import FedDyn
 from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, begin_step
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves, num_bytes, subtract, zeros_like
+from rayfl.tasks.base import Batch, begin_step
 from tests.support.both_modes import assert_modes_agree
 from tests.support.plain_steps import length, slopes
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers

@@ -11,10 +11,10 @@ import torch
 from algorithms.feddc import FedDC
 from algorithms.feddyn import FedDyn
 from algorithms.fedspeed import FedSpeed
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, begin_step
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, map_leaves, num_bytes, zeros_like
+from rayfl.tasks.base import Batch, begin_step
 from tests.support.both_modes import assert_modes_agree
 from tests.support.plain_steps import slopes
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers

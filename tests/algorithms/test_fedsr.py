@@ -12,11 +12,11 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedsr import FedSR, first_reference, information
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.counted_normals import keyed_normals
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.gradients.counted_normals import keyed_normals
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, leaves, num_bytes
+from rayfl.tasks.base import Batch
 from tests.support.both_modes import assert_modes_agree
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, random_clients

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from algorithms.fedproto import FedProto
 from algorithms.fedtgp import FedTGP, made
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.partial_toys import COHORTS, TRAIN, initial, labelled, three_layers, toy_of, vectors
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal

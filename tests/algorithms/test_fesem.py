@@ -11,7 +11,7 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.fesem import FeSEM
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, map_leaves
 from tests.support.both_modes import assert_modes_agree
 from tests.support.plain_steps import steps

@@ -17,11 +17,11 @@ from algorithms.per_fedavg import PerFedAvg
 from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.config.loading import load_config
-from rayfl.engine.classification import Classification
 from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
 from rayfl.params import num_bytes
+from rayfl.tasks.classification import Classification
 from tests.support.cases import CASES_OF_KINDS, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment

@@ -11,9 +11,9 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.flda import FLDA
 from algorithms.local import Local
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, from_leaves, leaves, zeros_like
+from rayfl.tasks.base import Batch
 from tests.support.planted import two_domains, validation_loss
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

@@ -13,9 +13,9 @@ from algorithms.fedavg import FedAvg
 from algorithms.floco import barycenter, model_at
 from algorithms.parts.simplex import principal_coordinates
 from algorithms.parts.simplex_sampling import sample_simplex
-from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, map_leaves, num_bytes
+from rayfl.tasks.base import Batch
 from tests.support.floco_toys import SIZES, floco, toy, train
 from tests.support.toy_networks import softmax_regression, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

@@ -12,10 +12,10 @@ from algorithms.fedavg import FedAvg
 from algorithms.floco import Floco, model_at
 from algorithms.floco_plus import FlocoPlus
 from rayfl.config.added import ADDED
-from rayfl.engine.further_tasks import LanguageModel
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.products import contribution, product_error
 from rayfl.plots.simplex import model_on_simplex as plotted
+from rayfl.tasks.further_tasks import LanguageModel
 from tests.support.adapted import adapted_toy
 from tests.support.bases import inputs, language_network, network, trained
 from tests.support.toy_networks import two_layers

@@ -13,9 +13,9 @@ from algorithms.ditto import Ditto
 from algorithms.floco import Floco, model_at
 from algorithms.floco_plus import FlocoPlus
 from algorithms.parts.simplex_sampling import sample_simplex
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.floco_plus_toys import SIMPLEX, TRAIN, plus, simplex_of, toy
 from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients

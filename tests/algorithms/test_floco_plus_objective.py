@@ -11,8 +11,8 @@ from torch import Tensor
 from algorithms.floco import barycenter
 from algorithms.floco_plus import FlocoPlus
 from algorithms.parts.simplex_sampling import sample_simplex
-from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy, map_leaves
+from rayfl.tasks.base import Batch
 from tests.support.floco_plus_toys import TRAIN, plus, simplex_of, toy
 from tests.support.toy_networks import normalized_layers
 from tests.support.toys import Toy, assert_close, random_clients

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.floco import model_at
-from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.floco_toys import SIZES, floco, toy, train
 from tests.support.toy_networks import softmax_regression, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients

@@ -15,11 +15,11 @@ from algorithms.fedper import FedPer
 from algorithms.fedrep import FedRep
 from algorithms.flute import FLUTE, collapse
 from algorithms.local import Local
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
+from rayfl.engine.updates.batches import plan_batches
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree
+from rayfl.tasks.classification import Classification
 from tests.support.both_modes import assert_modes_agree
 from tests.support.partial_toys import (
     COHORTS,

@@ -12,9 +12,9 @@ from torch.func import grad, vmap
 from algorithms.fedavg import FedAvg
 from algorithms.fml import FML, mutual_loss
 from algorithms.local import Local
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, from_leaves, leaves
+from rayfl.tasks.base import Batch
 from tests.support.planted import one_rule, validation_loss
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

@@ -12,10 +12,10 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.gpfl import GPFL, SHARED, valve
-from rayfl.engine.batches import plan_batches
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.updates.batches import plan_batches
 from rayfl.params import Tree, copy, leaves, map_leaves
+from rayfl.tasks.base import Batch, Task
 from tests.support.gpfl_toys import Valve, drawn, example
 from tests.support.partial_toys import (
     COHORTS,

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from algorithms.gpfl import GPFL, cosines, valve
-from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
+from rayfl.tasks.base import Batch
 from tests.support.gpfl_toys import drawn, example
 from tests.support.partial_toys import partly_fixed
 from tests.support.toys import assert_close

@@ -12,12 +12,12 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.heterofl import HeteroFL
 from algorithms.parts.widths import cut, window
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import ResNet9, TwoCNN
 from rayfl.params import Tree, copy, num_bytes
+from rayfl.tasks.classification import Classification
 from tests.support.both_modes import assert_modes_agree
 from tests.support.cut_out import COHORTS, SIZES, TRAIN, cut_out, expected_round, logits_of, toy_of
 from tests.support.toy_networks import normalized_layers, recurrent_layers, softmax_regression, two_layers

@@ -9,7 +9,7 @@ import pytest
 
 from algorithms.fedavg import FedAvg
 from algorithms.hierfavg import HierFAVG
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
 from tests.support.both_modes import assert_modes_agree

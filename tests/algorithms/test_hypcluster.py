@@ -13,9 +13,9 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.hypcluster import HypCluster
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, map_leaves
+from rayfl.tasks.base import Batch
 from tests.support.toy_networks import Quadratic, normalized_layers, softmax_regression, two_layers
 from tests.support.toys import (
     ListDataset,

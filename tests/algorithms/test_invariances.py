@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.federated import FederatedDataset
-from rayfl.engine.classification import Classification
 from rayfl.examples import Examples
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import copy, leaves, tensors
+from rayfl.tasks.classification import Classification
 from tests.support.cases import CASES_OF_KINDS, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.toys import RelabelledStreams, assert_close, assert_equal, random_clients

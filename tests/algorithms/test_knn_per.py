@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.knn_per import KnnPer, Neighbours
 from algorithms.parts.lines import GRID
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.randomness import RandomStreams
 from tests.support.partial_toys import planted_clients
 from tests.support.toy_networks import two_layers

@@ -11,10 +11,10 @@ import torch
 
 from algorithms.l2gd import L2GD
 from algorithms.local import Local
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves, num_bytes, subtract
+from rayfl.tasks.base import Batch
 from tests.support.planted import accuracies, related_clients
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients

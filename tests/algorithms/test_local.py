@@ -11,11 +11,11 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedproto import FedProto
 from algorithms.local import Local
 from algorithms.superfed import SuPerFed
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import CPU, ListDataset, Toy, assert_close, assert_equal, quadratic_clients, random_clients
 

@@ -9,8 +9,8 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedper import FedPer
 from algorithms.local import Local
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.tasks import Predictor
+from rayfl.engine.scoring.evaluation import evaluate
+from rayfl.tasks.base import Predictor
 from tests.support.adapted import SIZES, TRAIN, adapted_toy, images
 from tests.support.bases import network, trained
 from tests.support.toys import assert_equal

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.mapper import Mapper
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, interpolate, map_leaves
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.base import Batch
 from tests.support.planted import accuracies, related_clients
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients

@@ -13,8 +13,8 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.metafed import MetaFed
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
 from tests.support.partial_toys import held_out_accuracy, initial, planted_clients

@@ -13,9 +13,9 @@ from torch.func import grad
 
 from algorithms.fedavg import FedAvg
 from algorithms.moon import MOON, contrastive
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch
 from tests.support.partial_toys import COHORTS, TRAIN, initial, three_layers, toy_of, vectors
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

@@ -18,7 +18,7 @@ from algorithms.local import Local
 from algorithms.pfedme import PFedMe
 from algorithms.scaffold import Scaffold
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError, ConfigError
 from rayfl.params import Tree, copy
 from rayfl.randomness import RandomStreams

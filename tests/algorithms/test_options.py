@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorithms.parts.settings import TOGETHER
 from algorithms.registry import METHODS
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import RayflError
 from tests.support.adapted import adapted_toy, images
 from tests.support.cases import ALGORITHMS, TRAIN

@@ -14,11 +14,11 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.pacfl import PACFL
-from rayfl.engine.further_tasks import Regression
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples, InputSpec
 from rayfl.params import copy, num_bytes
+from rayfl.tasks.further_tasks import Regression
 from tests.support.plain_steps import steps
 from tests.support.toy_networks import normalized_layers, softmax_regression, two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients, two_camps

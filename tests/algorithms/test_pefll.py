@@ -12,7 +12,7 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.parts.hypernetworks import produced
 from algorithms.pefll import PeFLL, embedded, scale_of
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import copy, leaves, subtract
 from tests.support.partial_toys import held_out_accuracy, planted_clients
 from tests.support.toy_networks import normalized_layers, two_layers

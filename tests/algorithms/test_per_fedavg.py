@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from algorithms.fedavg import FedAvg
 from algorithms.per_fedavg import PerFedAvg
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, begin_step
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, add_scaled, copy, map_leaves
+from rayfl.tasks.base import Batch, begin_step
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import (
     DoubleNetwork,
     NormalizedLayers,

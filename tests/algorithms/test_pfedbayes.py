@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from algorithms.pfedbayes import PFedBayes, divergence, drawn_model
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.counted_normals import drawn_keys, normals
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.gradients.counted_normals import drawn_keys, normals
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
 from tests.support.both_modes import assert_modes_agree

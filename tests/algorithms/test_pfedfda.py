@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from algorithms.fedbabu import FedBABU
 from algorithms.pfedfda import PRIOR_FLOOR, PFedFDA
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.classification import Classification
 from tests.support.partial_toys import COHORTS, TRAIN, initial, labelled, planted_clients, three_layers
 from tests.support.toy_networks import DoubleNetwork, TwoLayers, two_layers
 from tests.support.toys import CPU, ListDataset, Toy, assert_close, assert_equal

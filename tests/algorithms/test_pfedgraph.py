@@ -11,7 +11,7 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.pfedgraph import PFedGraph, along, cosines, mixing_weights
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, num_bytes, tensors
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers

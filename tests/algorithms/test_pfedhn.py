@@ -10,7 +10,7 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.parts.hypernetworks import produced
 from algorithms.pfedhn import PFedHN
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, leaves, num_bytes, subtract
 from tests.support.partial_toys import held_out_accuracy, planted_clients
 from tests.support.pfedhn_toys import TRAIN, toy_of

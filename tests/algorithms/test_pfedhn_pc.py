@@ -7,10 +7,10 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.pfedhn import PFedHN
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.tasks.classification import Classification
 from tests.support.pfedhn_toys import SIZES, TRAIN, toy_of
 from tests.support.toy_networks import SoftmaxRegression, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.pfedla import PFedLA, by_layer, layer_weights
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy, leaves
 from tests.support.partial_toys import held_out_accuracy, planted_clients

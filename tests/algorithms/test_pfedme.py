@@ -10,11 +10,11 @@ import torch
 
 from algorithms.local import Local
 from algorithms.pfedme import PFedMe
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, interpolate
+from rayfl.tasks.base import Batch
 from tests.support.planted import accuracies, related_clients
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal, quadratic_clients, random_clients

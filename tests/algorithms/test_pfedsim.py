@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
 from algorithms.pfedsim import PFedSim, head_similarity, mixing_weights
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy, map_leaves
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rayfl.engine import looped
-from rayfl.engine.classification import Classification
+from rayfl.engine.steps import looped
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import Architecture, CharLSTM, TwoCNN, TwoNN
 from rayfl.params import Tree, from_numpy
+from rayfl.tasks.classification import Classification
 from tests.support import plain
 from tests.support.cases import ALGORITHMS, toy_of
 from tests.support.cases.base import SIZES

@@ -18,8 +18,8 @@ from algorithms.fedavg import FedAvg
 from algorithms.registry import METHODS
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.errors import ClientError, MethodError
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.params import Tree, leaves, subtract
 from tests.support.cases import ALGORITHMS, TRAIN, of_kinds, toy_of
 from tests.support.cases.base import SIZES, Case

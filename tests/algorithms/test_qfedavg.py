@@ -12,14 +12,14 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.qfedavg import ADDED, QFedAvg, loss_weights
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import RayflError
 from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.params import copy
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import CPU, ListDataset, Toy, assert_close, assert_equal, random_clients
 

@@ -11,10 +11,10 @@ import torch
 from algorithms.base import Algorithm
 from algorithms.clients import Clients
 from algorithms.fedavg import FedAvg
-from rayfl.engine.aggregators import GeometricMedian, Krum, Mean, Median, NormBounding, Rule, TrimmedMean
-from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.client import Client
 from rayfl.errors import ClientError, ConfigError, MethodError
+from rayfl.messages.aggregators import GeometricMedian, Krum, Mean, Median, NormBounding, Rule, TrimmedMean
+from rayfl.messages.attack import AttackConfig
 from rayfl.params import Tree, interpolate, squared_distance, subtract, weighted_sum
 from rayfl.randomness import RandomStreams
 from tests.algorithms.test_privacy import PRIVATE, Talkative, uniform

@@ -19,7 +19,7 @@ from algorithms.parts.settings import TOGETHER
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.experiment.checks import statistics_remarks
 from rayfl.randomness import RandomStreams
 from tests.support.experiments import EVERY, small_experiment

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from algorithms.fedavg import FedAvg
-from rayfl.engine.aggregators import CenteredClipping, DivideAndConquer, FoolsGold, Rule
-from rayfl.engine.attack_section import AttackConfig
+from rayfl.messages.aggregators import CenteredClipping, DivideAndConquer, FoolsGold, Rule
+from rayfl.messages.attack import AttackConfig
 from rayfl.params import squared_distance, subtract, weighted_sum, zeros_like
 from tests.algorithms.test_privacy import Talkative
 from tests.algorithms.test_receiving import EVERYONE, toy

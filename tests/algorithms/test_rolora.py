@@ -9,8 +9,8 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.rolora import RoLoRA
-from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.errors import ConfigError
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.params import Tree, num_bytes, subtract
 from tests.support.adapted import TRAIN as IMAGES_TRAIN
 from tests.support.adapted import adapted_toy

@@ -9,8 +9,8 @@ import torch
 
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
-from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, add_scaled, copy, interpolate, map_leaves
+from rayfl.tasks.base import Batch
 from tests.support.scaffold_toys import ONE_STEP, SIZES, TRAIN, controls, mean, quad, toy_of
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

@@ -12,13 +12,13 @@ from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
 from algorithms.local import Local
 from algorithms.superfed import SuPerFed
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine
-from rayfl.engine.requests import TrainRequest
+from rayfl.engine.updates.requests import TrainRequest
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import CharLSTM
 from rayfl.params import Tree, copy, squared_distance
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.classification import Classification
 from tests.support.superfed_toys import FREE, MODES, SIZES, TRAIN, client_of, normed, toy
 from tests.support.toy_networks import two_layers
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal

@@ -11,10 +11,10 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.parts.lines import GRID
 from algorithms.superfed import SuPerFed
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Predictor
-from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.params import copy
+from rayfl.tasks.base import Predictor
 from tests.support.superfed_toys import MODES, client_of, normed, some_batch, toy
 from tests.support.toy_networks import softmax_regression, two_layers
 from tests.support.toys import ListDataset, Toy, assert_equal

@@ -8,8 +8,8 @@ import torch
 from algorithms.fedavg import FedAvg
 from algorithms.parts.lines import GRID
 from algorithms.superfed import SuPerFed
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.params import copy, squared_distance
 from tests.support.superfed_toys import MODES, SIZES, TRAIN, client_of, toy
 from tests.support.toy_networks import Quadratic, softmax_regression, two_layers

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from algorithms.superfed import SuPerFed
-from rayfl.engine.classification import Classification
-from rayfl.engine.points import Scope
-from rayfl.engine.tasks import Batch
-from rayfl.engine.terms import Loss
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import CharLSTM
+from rayfl.objectives.points import Scope
+from rayfl.objectives.terms import Loss
 from rayfl.params import Tree, copy, squared_cosine
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.superfed_toys import FREE, MODES, models, normed, some_batch
 from tests.support.toy_networks import Quadratic, two_layers
 from tests.support.toys import distance

@@ -11,10 +11,10 @@ from torch import Tensor
 from algorithms.parts.products import ProductMixture, model_between, squared_cosine_of_updates
 from algorithms.superfed import SuPerFed
 from rayfl.config.added import ADDED
-from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.mixing import side_by_side, update_product
 from rayfl.params import leaves
+from rayfl.tasks.base import Batch
 from tests.support.adapted import adapted_toy
 from tests.support.bases import inputs, network, trained
 from tests.support.toy_networks import two_layers

@@ -14,12 +14,12 @@ from torch import Tensor
 from algorithms.fedavg import FedAvg
 from algorithms.parts.relative_weights import LEAST_SHARE, relative
 from algorithms.term import TERM, log_mean
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.further_tasks import Regression
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import copy
+from rayfl.tasks.base import Batch
+from rayfl.tasks.further_tasks import Regression
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, assert_close, assert_equal, random_clients
 

@@ -14,12 +14,12 @@ from rayfl.cli.catalog import catalog
 from rayfl.config.loading import load_config, preset_names, preset_text
 from rayfl.config.paper_presets import method_row, method_settings, paper_presets
 from rayfl.data.partitions.base import NaturalPartition
-from rayfl.engine.classification import Classification
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.classification import Classification
 
 PRESETS = paper_presets()
 OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "ixi-tiny", "quickstart"} | {

@@ -16,11 +16,11 @@ import yaml
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config, to_yaml
 from rayfl.data.triggers import Columns, Patch, Phrase
-from rayfl.engine.backdoor_section import BackdoorConfig
-from rayfl.engine.classification import Classification
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS, Examples, InputSpec
 from rayfl.experiment.parts import Parts
+from rayfl.messages.backdoor import BackdoorConfig
+from rayfl.tasks.classification import Classification
 from tests.support.toys import random_clients
 
 DIGITS = {

@@ -17,13 +17,13 @@ from algorithms.scaffold import Scaffold
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.diagnosis import device_errors
-from rayfl.engine.points import TRAINED
-from rayfl.engine.requests import GradientRequest, OutputRequest
-from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.terms import loss, squared_cosine, squared_distance
+from rayfl.engine.updates.requests import GradientRequest, OutputRequest
 from rayfl.errors import ClientError, ResourceError
 from rayfl.examples import Examples
+from rayfl.objectives.points import TRAINED
+from rayfl.objectives.terms import loss, squared_cosine, squared_distance
 from rayfl.params import Tree, from_numpy
+from rayfl.tasks.base import Batch, Task
 from tests.support.elsewhere import PRETENDED, context, elsewhere
 from tests.support.problems import CPU, NETWORK, VECTOR, cross_entropy, engine_of, examples, slots_of, updates
 from tests.support.toys import Toy, assert_close, assert_equal, ragged_toy

@@ -16,11 +16,11 @@ from torch import Tensor
 import rayfl
 from cluster import run
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import Architecture
 from rayfl.params import Tree, from_numpy, map_leaves
+from rayfl.tasks.classification import Classification
 from rayfl.tracking.callback import Callback
 from tests.models.test_zoo import SMALL
 from tests.support.cases import CASES_OF_KINDS, toy_of

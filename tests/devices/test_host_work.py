@@ -9,7 +9,7 @@ import pytest
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from tests.support.lines import Lines
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from actors.hosting import transfers
+from actors.hosting.transfers import move_trees
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
@@ -16,15 +18,13 @@ from algorithms.superfed import SuPerFed
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of
 from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
-from rayfl.engine import transfers
-from rayfl.engine.feed import Feed
-from rayfl.engine.further_tasks import Multilabel
-from rayfl.engine.privacy_section import PrivacyConfig
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
-from rayfl.engine.transfers import move_trees
+from rayfl.engine.updates.feed import Feed
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples, InputSpec
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.params import copies
+from rayfl.tasks.base import Batch
+from rayfl.tasks.further_tasks import Multilabel
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import CPU, examples, request

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.local_settings import LocalSettings
-from rayfl.engine.optimizers import ParameterGroup
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.terms import drawn, loss
-from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.updates.local_settings import LocalSettings
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.errors import MethodError
+from rayfl.objectives.terms import drawn, loss
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, squared_norm
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.base import Batch, Task
 from tests.support.client_passes import TASK, TRAIN, clients, trained
 from tests.support.problems import CPU
 from tests.support.toy_networks import Quadratic

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import ParameterGroup
-from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.errors import MethodError
 from rayfl.models.base import Network
+from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, leaves, squared_distance
+from rayfl.tasks.base import Batch, Task
+from rayfl.tasks.classification import Classification
 from tests.support.client_passes import TASK, clients, trained
 from tests.support.problems import CPU, Dropping, cross_entropy
 from tests.support.toys import assert_close, assert_equal

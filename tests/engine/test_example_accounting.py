@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rayfl.engine.batches import sampling_rate
 from rayfl.engine.example_accounting import example_epsilon
-from rayfl.engine.privacy_section import PrivacyConfig
+from rayfl.engine.updates.batches import sampling_rate
+from rayfl.messages.privacy import PrivacyConfig
 
 accountants = pytest.importorskip("opacus.accountants")
 

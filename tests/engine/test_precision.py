@@ -21,20 +21,20 @@ from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from cluster.replay import replay
 from rayfl.config.loading import load_config
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.optimizers import OptimizerState
 from rayfl.engine.precision import arithmetic, set_arithmetic, why_not
-from rayfl.engine.tasks import Batch, Predictor, Task
+from rayfl.engine.scoring.evaluation import evaluate
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.reduced_precision import reduced_precision
 from rayfl.models.zoo import Architecture, TwoNN
+from rayfl.optimization.optimizers import OptimizerState
 from rayfl.params import leaves
 from rayfl.runs.folder import open_run
+from rayfl.tasks.base import Batch, Predictor, Task
+from rayfl.tasks.classification import Classification
 from tests.models.test_zoo import SMALL
 from tests.support.experiments import outcome, small_experiment
 from tests.support.problems import CPU, cross_entropy, examples, request, slots_of

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.engine.cohorts import cohort_of
 from rayfl.engine.privacy import epsilon, promise, without_clients
-from rayfl.engine.privacy_section import PrivacyConfig
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.cohorts import cohort_of
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.randomness import RandomStreams
 
 

@@ -13,20 +13,20 @@ from algorithms.base import Algorithm
 from algorithms.fedgen import FedGen
 from algorithms.pfedhn import PFedHN
 from rayfl.data.images.augment import Augmentation, AugmentConfig
-from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.schedules import Cosine, Linear, Step
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch, Predictor, Task
-from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.errors import MethodError
 from rayfl.examples import Examples
 from rayfl.models.base import Network
+from rayfl.optimization.schedules import Cosine, Linear, Step
 from rayfl.params import Tree, leaves
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.base import Batch, Predictor, Task
+from rayfl.tasks.classification import Classification
 from tests.support.client_passes import SPEC, TASK, TRAIN, clients, trained
 from tests.support.problems import CPU, SmallCNN, examples
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal

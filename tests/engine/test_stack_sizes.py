@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from algorithms.fedavg import FedAvg
-from rayfl.engine import vectorized
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import OptimizerState, Rule
-from rayfl.engine.requests import TrainRequest
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.vectorized import bucket
+from rayfl.engine.stacks import vectorized
+from rayfl.engine.stacks.vectorized import bucket
+from rayfl.engine.updates.requests import TrainRequest
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.optimization.optimizers import OptimizerState, Rule
 from rayfl.params import Tree
+from rayfl.tasks.classification import Classification
 from tests.support.problems import NETWORK, VECTOR, engine_of, examples, request, slots_of, updates
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, assert_close, random_clients

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfl.engine import looped, vectorized
-from rayfl.engine.classification import Classification
-from rayfl.engine.tasks import Batch, Task
-from rayfl.engine.terms import loss
+from rayfl.engine.stacks import vectorized
+from rayfl.engine.steps import looped
 from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.convolutional import TFCNN
 from rayfl.models.zoo import Architecture, LeafCNN, TwoCNN
+from rayfl.objectives.terms import loss
+from rayfl.tasks.base import Batch, Task
+from rayfl.tasks.classification import Classification
 from tests.support.problems import CPU, examples, request
 from tests.support.toys import assert_close
 

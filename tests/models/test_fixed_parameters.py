@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
-from rayfl.engine import looped, vectorized
-from rayfl.engine.classification import Classification
-from rayfl.engine.terms import loss
+from rayfl.engine.stacks import vectorized
+from rayfl.engine.steps import looped
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.perceptron import MultilayerPerceptron
 from rayfl.models.zoo import CustomModel
+from rayfl.objectives.terms import loss
+from rayfl.tasks.classification import Classification
 from tests.support.own_models import Frozen
 from tests.support.problems import CPU, examples, request
 from tests.support.toys import assert_close, assert_equal

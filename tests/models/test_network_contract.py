@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn.modules import rnn
 
-from rayfl.engine.flat import Layout
+from rayfl.engine.updates.flat import Layout
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network

@@ -16,7 +16,6 @@ from actors.hosting.replies import found_of
 from algorithms.base import Averaging
 from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.errors import ClientError, MethodError
 from rayfl.models.base import ClassificationModel, Network
@@ -24,6 +23,7 @@ from rayfl.models.normalization import normalize_by
 from rayfl.models.private_norm import STATE, PrivateNorm, private_names
 from rayfl.params import Tree, copy, leaves, num_bytes
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.classification import Classification
 from tests.support.cases import ALGORITHMS, TRAIN, toy_of
 from tests.support.cases.base import Case
 from tests.support.experiments import KINDS

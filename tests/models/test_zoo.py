@@ -10,9 +10,8 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from rayfl.engine import looped
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
+from rayfl.engine.steps import looped
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.residual import ResidualBlock
@@ -37,6 +36,7 @@ from rayfl.models.zoo import (
     TabularMLP,
     TwoNN,
 )
+from rayfl.tasks.classification import Classification
 from tests.support.problems import CPU, examples, request
 from tests.support.toys import assert_close
 from tests.support.zoo_inputs import image
@@ -109,7 +109,7 @@ def test_one_step_in_the_engine(config: Architecture, spec: InputSpec) -> None:
         moved = {name for name in shared if not torch.equal(result[name], shared[name])}
         assert set(network.head_names) <= moved
         assert all(torch.isfinite(tensor).all() for tensor in result.values())
-    if not network.batch_statistics:  # those of two samples magnify round-off: tests/engine/test_stacked_layers.py
+    if not network.batch_statistics:  # two samples magnify round-off: tests/engine/stacks/test_stacked_layers.py
         stacked = Engine(task, CPU, EngineConfig(mode="vectorized")).execute(requests)
         for result, expected in zip(stacked, looped_results, strict=True):
             assert not isinstance(result, Exception), result

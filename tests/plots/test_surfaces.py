@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.engine.classification import Classification
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.plots.landscape import WEIGHT_DECAY
@@ -19,6 +18,7 @@ from rayfl.plots.output import write_plot
 from rayfl.plots.planes import plane_around, plane_through, vector_of
 from rayfl.runs.committed import CommittedModels, single_model
 from rayfl.runs.rows import last_round, model_rows, where
+from rayfl.tasks.classification import Classification
 from tests.plots.conftest import Runs
 from tests.support.toy_networks import NormalizedLayers, TwoLayers
 

@@ -17,11 +17,11 @@ from algorithms.registry import Experiment
 from cluster.replay import sent_message
 from rayfl.cli.entry import app
 from rayfl.cli.outputs import OUTPUTS
-from rayfl.engine.gradient_matching import Attack
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError, RunError
 from rayfl.runs.attackable import check_attack
 from rayfl.runs.folder import RunFolder, open_run
+from rayfl.runs.gradient_matching import Attack
 from rayfl.runs.inversion import displacement, inverted
 
 Make = Callable[..., Path]

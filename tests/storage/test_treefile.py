@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rayfl.engine.flat import Layout
+from rayfl.engine.updates.flat import Layout
 from rayfl.errors import RunError
 from rayfl.params import leaves
 from rayfl.storage.treefile import dumps, loads

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.tasks.classification import Classification
 from tests.support.bases import network
 from tests.support.toys import ListDataset, Toy
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import tensors
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, random_clients

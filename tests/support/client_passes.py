@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Task
-from rayfl.engine.trampoline import run_procedures
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.base import Task
+from rayfl.tasks.classification import Classification
 from tests.support.problems import CPU, cross_entropy, examples
 from tests.support.toy_networks import TwoLayers
 

@@ -18,7 +18,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 from rayfl.storage.commits import CommitStore

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from tests.support.toy_networks import two_layers
 from tests.support.toys import CPU, Toy, random_clients

@@ -16,9 +16,9 @@ from algorithms.scaffold import Scaffold
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine import engine
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Predictor
 from rayfl.errors import DeviceLostError
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor
 
 
 class MuteError(Exception):

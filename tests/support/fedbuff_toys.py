@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from rayfl.system.schedule import Clock, Turnout
 from rayfl.system.unfinished import Unfinished

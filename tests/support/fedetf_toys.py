@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.fedetf import FedETF
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from tests.support.partial_toys import labelled
 from tests.support.toy_networks import two_layers

@@ -6,7 +6,7 @@ from typing import Any
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedgen import FedGen
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients
 

@@ -11,10 +11,10 @@ import torch
 
 from actors.federation.federation import Federation
 from algorithms.fedme import FedMe
-from rayfl.engine.classification import Classification
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, copy
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import DoubleNetwork, SoftmaxRegression, TwoLayers
 from tests.support.toys import ListDataset, Toy, random_clients
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, random_clients
 

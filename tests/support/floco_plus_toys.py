@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from algorithms.floco_plus import FlocoPlus
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gpfl import GPFL
-from rayfl.engine.tasks import Batch
 from rayfl.params import Tree, map_leaves
+from rayfl.tasks.base import Batch
 from tests.support.partial_toys import initial, toy_of
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import Groups, OptimizerState, ParameterGroup, Rule
-from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Batch
-from rayfl.engine.terms import loss, squared_distance
+from rayfl.engine.updates.requests import TrainRequest
 from rayfl.examples import Examples
+from rayfl.objectives.terms import loss, squared_distance
+from rayfl.optimization.optimizers import Groups, OptimizerState, ParameterGroup, Rule
 from rayfl.params import Tree, from_leaves, leaves
+from rayfl.tasks.base import Batch
 from tests.support.problems import CPU, request
 
 SHAPES = {"first/a.weight": (3, 5), "first/a.bias": (3,), "second/b.weight": (17,), "second/b.scale": ()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from tests.support.toy_networks import normalized_layers
 from tests.support.toys import Toy, random_clients
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.base import Algorithm
-from rayfl.engine.batches import plan_batches
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.models.base import ClassificationModel
 from rayfl.params import Tree
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import DoubleNetwork
 from tests.support.toys import CPU, Toy, random_clients
 

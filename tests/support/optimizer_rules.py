@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayfl.engine.optimizers import OptimizerName, Rule
+from rayfl.optimization.optimizers import OptimizerName, Rule
 
 ADAMS: tuple[OptimizerName, ...] = ("adam", "adamw")
 

@@ -9,8 +9,8 @@ EFFECTS = {
     "test_too_many_failures_end_the_run_and_the_same_command_continues_it",
     "engine.width": "tests/cluster/planning/test_measured_plan.py::"
     "test_as_many_clients_are_stacked_as_fit_but_no_more_than_there_are",
-    "engine.capture": "tests/engine/test_capture.py",
-    "engine.rows_per_step": "tests/engine/test_folded.py::test_a_stack_is_as_wide_as_its_rows",
+    "engine.capture": "tests/engine/stacks/test_capture.py",
+    "engine.rows_per_step": "tests/engine/stacks/test_folded.py::test_a_stack_is_as_wide_as_its_rows",
     "clients.on_error": "tests/cluster/rounds/test_client_policy.py::"
     "test_retries_give_the_bits_of_a_run_without_the_failure_and_end",
     "clients.retries": "tests/cluster/rounds/test_client_policy.py::"

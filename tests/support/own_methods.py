@@ -8,8 +8,8 @@ from typing import Literal
 import rayfl
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.tasks import Predictor, Task
 from rayfl.params import Tree
+from rayfl.tasks.base import Predictor, Task
 
 
 class NoNewcomers(rayfl.Averaging):

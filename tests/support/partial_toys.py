@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.metrics import Statistics
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import DoubleNetwork, TwoLayers
 from tests.support.toys import ListDataset, Toy, random_clients
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayfl.engine.looped import moved_paths, seeded
-from rayfl.engine.optimizers import Rule, key_of, rule_of
-from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.steps.looped import moved_paths, seeded
+from rayfl.engine.updates.requests import TrainRequest
+from rayfl.optimization.optimizers import Rule, key_of, rule_of
 from rayfl.params import Tree, copy, from_leaves, leaves, map_leaves
+from rayfl.tasks.base import Batch, Task
 
 _ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
 _SLOTS = {"sgd": {"momentum": "momentum_buffer"}, "adam": _ADAM, "adamw": _ADAM}
@@ -20,7 +20,7 @@ _SLOTS = {"sgd": {"momentum": "momentum_buffer"}, "adam": _ADAM, "adamw": _ADAM}
 
 
 def train(request: TrainRequest, task: Task, device: torch.device) -> Tree:
-    """What ``rayfl.engine.looped.train`` returns."""
+    """What ``rayfl.engine.steps.looped.train`` returns."""
     pairs = dict(leaves(copy(request.trainable)))
     moved = {path: pairs[path].requires_grad_() for path in moved_paths(request.trainable, task)}
     rules = {path: rule_of(path, request.rule, request.groups) for path in moved}

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl.engine.batches import plan_batches
+from rayfl.engine.updates.batches import plan_batches
 from rayfl.params import Tree
 from tests.support.toys import CPU, Toy
 

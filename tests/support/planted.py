@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from algorithms.base import Algorithm
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from tests.support.toy_networks import softmax_regression
 from tests.support.toys import ListDataset, Toy
 

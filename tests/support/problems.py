@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfl.engine.batches import num_steps, plan_batches
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.optimizers import OptimizerState, Rule
-from rayfl.engine.requests import TrainRequest
-from rayfl.engine.tasks import Batch, Task
+from rayfl.engine.updates.batches import num_steps, plan_batches
+from rayfl.engine.updates.requests import TrainRequest
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import ClassificationModel, Network
+from rayfl.optimization.optimizers import OptimizerState, Rule
 from rayfl.params import Tree
+from rayfl.tasks.base import Batch, Task
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import TwoLayers
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, map_leaves
 from tests.support.toy_networks import Quadratic, two_layers
 from tests.support.toys import Toy, quadratic_clients, random_clients

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from rayfl.engine import looped
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.requests import TrainRequest
+from rayfl.engine.steps import looped
+from rayfl.engine.updates.requests import TrainRequest
 from rayfl.models.base import Network
 from rayfl.params import Tree, copy
+from rayfl.tasks.classification import Classification
 from tests.support.problems import CPU
 from tests.support.toy_networks import DoubleNetwork
 from tests.support.toys import assert_close, assert_equal

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayfl.engine.classification import Classification
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
-from rayfl.engine.tasks import Batch
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import CPU, Toy, random_clients
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfl.engine.classification import Classification
-from rayfl.engine.tasks import Batch
 from rayfl.metrics import CLASSIFICATION
 from rayfl.models.base import ClassificationModel, Network
+from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 
 
 class DoubleNetwork(Network):

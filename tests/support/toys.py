@@ -23,14 +23,14 @@ from algorithms.parts.proximity import proximity
 from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augment import Augmentation
-from rayfl.engine.aggregators import Mean, Rule
-from rayfl.engine.attack_section import AttackConfig
-from rayfl.engine.compressors import Compressor, NoCompression
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.privacy_section import PrivacyConfig
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples, InputSpec
+from rayfl.messages.aggregators import Mean, Rule
+from rayfl.messages.attack import AttackConfig
+from rayfl.messages.compressors import Compressor, NoCompression
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams

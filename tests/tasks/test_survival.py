@@ -17,10 +17,8 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.partitions.stats import dataset_stats
 from rayfl.data.sources.official import OFFICIAL_PIECE
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
-from rayfl.engine.survival import Survival
-from rayfl.engine.tasks import Predictor
+from rayfl.engine.scoring.evaluation import evaluate
+from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_together
 from rayfl.errors import ConfigError, DataError
 from rayfl.examples import Examples, InputSpec
 from rayfl.experiment.parts import Parts
@@ -29,6 +27,8 @@ from rayfl.plots.partition import label_matrix
 from rayfl.randomness import RandomStreams
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.rows import where
+from rayfl.tasks.base import Predictor
+from rayfl.tasks.survival import Survival
 from tests.metrics.test_survival import by_loops, drawn
 from tests.support.elsewhere import elsewhere
 

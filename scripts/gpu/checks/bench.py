@@ -19,13 +19,13 @@ from torch.autograd import DeviceType
 
 from algorithms.base import Algorithm
 from rayfl.data.images.augment import Augmentation
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.precision import set_arithmetic
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
 from rayfl.models.base import Network
+from rayfl.tasks.classification import Classification
 from tests.support.elsewhere import elsewhere
 from tests.support.toys import ListDataset, Toy
 

@@ -20,11 +20,11 @@ from checks.bench import DEVICE, REHEARSAL, spread
 from checks.running import Check, Record, SkippedError
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.precision import arithmetic
 from rayfl.examples import Examples
 from rayfl.params import Tree, leaves, map_leaves
+from rayfl.tasks.classification import Classification
 
 ROOT = Path(__file__).resolve().parents[3]
 _MODES = ("looped", "vectorized")
@@ -161,7 +161,7 @@ def _compared(record: Record, found: Iterable[tuple[dict[str, float], dict[str, 
 
 def _model(name: str) -> tuple[dict[str, float], dict[str, str]]:
     """How far one model's local updates on the device are from those on the CPU, and what is wrong with them."""
-    from rayfl.engine.optimizers import Rule
+    from rayfl.optimization.optimizers import Rule
     from tests.models.test_zoo import SMALL
     from tests.support.problems import CPU, examples, request
 

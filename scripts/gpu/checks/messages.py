@@ -9,7 +9,7 @@ import torch
 from checks.bench import DEVICE
 from checks.correct import difference, outcome
 from checks.running import Check, Record
-from rayfl.engine.aggregators import (
+from rayfl.messages.aggregators import (
     Bulyan,
     CenteredClipping,
     DivideAndConquer,
@@ -20,8 +20,8 @@ from rayfl.engine.aggregators import (
     NormBounding,
     TrimmedMean,
 )
-from rayfl.engine.attack_section import AttackConfig
-from rayfl.engine.compressors import Quantize, RandomK, SecureAggregation, Sign, TopK
+from rayfl.messages.attack import AttackConfig
+from rayfl.messages.compressors import Quantize, RandomK, SecureAggregation, Sign, TopK
 
 
 def _sections() -> dict[str, dict[str, Any]]:

@@ -12,8 +12,8 @@ from torch.func import vmap
 from checks.bases import BASES, network_of, stack_of
 from checks.bench import DEVICE, REHEARSAL, peak_bytes, scaled, seconds
 from checks.running import Check, Record
-from rayfl.engine.further_tasks import LanguageModel
-from rayfl.engine.tasks import Batch
+from rayfl.tasks.base import Batch
+from rayfl.tasks.further_tasks import LanguageModel
 
 _NAME = "many words"
 

@@ -17,8 +17,8 @@ from algorithms.superfed import SuPerFed
 from checks.bench import DEVICE, REHEARSAL, failing_device, federation, play
 from checks.running import Check, Record
 from rayfl.data.images.augment import Augmentation, AugmentConfig
-from rayfl.engine import vectorized
-from rayfl.engine.feed import Feed
+from rayfl.engine.stacks import vectorized
+from rayfl.engine.updates.feed import Feed
 from rayfl.examples import InputSpec
 from rayfl.models.zoo import CharLSTM, LeafCNN, TwoNN
 from tests.support.launches import Launches

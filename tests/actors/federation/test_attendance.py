@@ -23,7 +23,7 @@ from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError, DataError
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams

@@ -11,7 +11,7 @@ from actors.hosting.running_clients import Report
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from actors.processes.waiting import OWN_WORK_S, silence
-from rayfl.engine.requests import SERVER
+from rayfl.engine.updates.requests import SERVER
 
 DEADLINE_S = 3.0
 

@@ -17,7 +17,7 @@ from actors.hosting.job import Job
 from actors.processes.pool import HostDiedError, InlinePool
 from algorithms.fedavg import FedAvg
 from rayfl.config.cluster_section import ClientsConfig
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError
 from tests.support.toy_networks import softmax_regression
 from tests.support.toys import Toy, random_clients

@@ -21,7 +21,7 @@ from algorithms.scaffold import Scaffold
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree
 from tests.support.toy_networks import two_layers

@@ -16,7 +16,7 @@ from actors.hosting.job import Job, JobResult
 from actors.processes.pool import InlinePool
 from algorithms.base import Algorithm, Clients
 from rayfl.engine.client import Client
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.params import Tree, from_numpy, num_bytes, to_numpy
 from tests.support.toy_networks import two_layers

@@ -14,10 +14,10 @@ from actors.processes.pool import InlinePool
 from algorithms.clients import Call, Clients, Replies
 from algorithms.floco import Floco
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
-from rayfl.engine.classification import Classification
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
 from rayfl.params import Tree
+from rayfl.tasks.classification import Classification
 from tests.support.cases import ALGORITHMS, toy_of
 from tests.support.cases.base import Case
 from tests.support.counting import Counting, World

@@ -13,13 +13,13 @@ from actors.hosting import scoring
 from algorithms.superfed import SuPerFed
 from rayfl.data.backdoor import Backdoor
 from rayfl.data.triggers import Columns
-from rayfl.engine.classification import Classification
-from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_together
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 from rayfl.metrics.backdoor import BackdoorMeasures
 from rayfl.params import Tree
+from rayfl.tasks.classification import Classification
 from tests.support.elsewhere import elsewhere
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients

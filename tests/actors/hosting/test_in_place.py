@@ -13,9 +13,9 @@ from algorithms.base import Clients
 from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.tasks import Batch, Model, Predictor, Task
 from rayfl.errors import ClientError
 from rayfl.params import Tree, copy
+from rayfl.tasks.base import Batch, Model, Predictor, Task
 from tests.support.in_place import TRAIN, toy_of
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_equal, random_clients

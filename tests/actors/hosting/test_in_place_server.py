@@ -14,7 +14,7 @@ from algorithms.base import Clients
 from algorithms.fedavg import FedAvg
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.write_guard import WriteGuard
+from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError
 from rayfl.params import Tree, copy
 from tests.data.sources.test_official_test import settings

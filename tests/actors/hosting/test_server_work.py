@@ -21,7 +21,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
 from rayfl.engine.server import Server
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError, MethodError
 from rayfl.examples import Examples
 from rayfl.params import Tree

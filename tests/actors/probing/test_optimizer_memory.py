@@ -16,7 +16,7 @@ from actors.probing.probe_calls import probe_calls
 from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.experiment.parts import Parts
 from rayfl.params import num_bytes
 from tests.support.experiments import small_experiment

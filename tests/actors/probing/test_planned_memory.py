@@ -14,13 +14,13 @@ from actors.probing.probe_calls import ProbeCall
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.superfed import SuPerFed
-from rayfl.engine.classification import Classification
 from rayfl.engine.engine import Engine, EngineConfig
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
 from rayfl.models.zoo import TFCNN, CharLSTM, TwoNN
 from rayfl.params import to_numpy
+from rayfl.tasks.classification import Classification
 from tests.support.elsewhere import PRETENDED, context, elsewhere
 from tests.support.problems import examples
 from tests.support.toys import ListDataset, Toy

@@ -25,9 +25,9 @@ from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine import engine as engine_module
-from rayfl.engine import vectorized
 from rayfl.engine.engine import EngineConfig
-from rayfl.engine.requests import Request, TrainRequest
+from rayfl.engine.stacks import vectorized
+from rayfl.engine.updates.requests import Request, TrainRequest
 from rayfl.errors import DeviceLostError, ResourceError
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
@@ -158,7 +158,7 @@ def test_a_device_too_small_for_a_client_is_named(
         raise error
 
     monkeypatch.setattr(vectorized, "train", full)
-    monkeypatch.setattr("rayfl.engine.looped.train", full)
+    monkeypatch.setattr("rayfl.engine.steps.looped.train", full)
     wanted = r"node x has 8\.0 GiB for this run, too little for one client at a time .*train\.batch_size.*device=cpu"
     with pytest.raises(ResourceError, match=wanted):
         measured(experiment(tmp_path, mode=mode))

@@ -12,7 +12,7 @@ from torch import Tensor
 from algorithms.fedem import FedEM
 from algorithms.hypcluster import HypCluster
 from algorithms.parts.requirements import check_initial_models
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients

@@ -10,7 +10,7 @@ import pytest
 
 from algorithms.parts.topology import Kind, Links, Topology, both_ways, connected, metropolis, spectral_gap
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
 

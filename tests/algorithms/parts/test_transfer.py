@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from algorithms.parts.transfer import distillation, half_squared_distance, maximum_mean_discrepancy
-from rayfl.engine.tasks import Batch
+from rayfl.tasks.base import Batch
 
 torch.set_num_threads(1)
 

@@ -16,9 +16,9 @@ import rayfl
 from algorithms.registry import Experiment
 from cluster.rounds.forking import fork
 from rayfl.config.loading import load_config
-from rayfl.engine.cohorts import cohort_of
 from rayfl.engine.example_accounting import example_epsilon
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.cohorts import cohort_of
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.randomness import RandomStreams

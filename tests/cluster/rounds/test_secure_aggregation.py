@@ -15,11 +15,11 @@ from algorithms.registry import Experiment
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.secure_sum import protocol_bytes, step_of
 from rayfl.config.loading import load_config
-from rayfl.engine.attack_section import AttackConfig
 from rayfl.engine.client import Client
-from rayfl.engine.compressors import SecureAggregation
 from rayfl.errors import ClientError, ConfigError, MethodError, RayflError
 from rayfl.experiment.parts import Parts
+from rayfl.messages.attack import AttackConfig
+from rayfl.messages.compressors import SecureAggregation
 from rayfl.params import Tree, leaves, subtract
 from rayfl.runs.attackable import caveats
 from rayfl.runs.folder import open_run

@@ -17,11 +17,11 @@ from algorithms.pfedme import PFedMe
 from algorithms.superfed import SuPerFed
 from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
 from rayfl.data.images.transform import Normalization, TransformConfig
-from rayfl.engine.classification import Classification
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.randomness import RandomStreams
+from rayfl.tasks.classification import Classification
 from tests.support.problems import SmallCNN
 from tests.support.toys import ListDataset, Toy, assert_close, assert_equal
 

@@ -15,12 +15,12 @@ import rayfl
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.images.augment import Augmentation, AugmentConfig
-from rayfl.engine.further_tasks import Segmentation
-from rayfl.engine.tasks import Batch
 from rayfl.errors import ConfigError, ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.runs.rows import where
+from rayfl.tasks.base import Batch
+from rayfl.tasks.further_tasks import Segmentation
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfl.engine import generation
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.further_tasks import LanguageModel
-from rayfl.engine.generation import Prompt, answers, prompts_of
-from rayfl.engine.tasks import Predictor
+from rayfl.engine.scoring.evaluation import evaluate
 from rayfl.examples import Examples
 from rayfl.metrics.language import IGNORED
+from rayfl.tasks import generation
+from rayfl.tasks.base import Predictor
+from rayfl.tasks.further_tasks import LanguageModel
+from rayfl.tasks.generation import Prompt, answers, prompts_of
 from tests.support.bases import CAUSAL, NEXT, language_network, merged, texts, trained, transformers, write_base
 
 CPU = torch.device("cpu")

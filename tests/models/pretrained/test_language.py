@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
-from rayfl.engine.further_tasks import LanguageModel
-from rayfl.engine.stacked_gradients import StackedGradients
-from rayfl.engine.tasks import Batch, Predictor
+from rayfl.engine.gradients.stacked_gradients import StackedGradients
+from rayfl.engine.scoring.evaluation import evaluate
+from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_together
 from rayfl.errors import ModelError
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics.language import IGNORED
 from rayfl.models.pretrained import output_layer
 from rayfl.models.pretrained.section import PretrainedModel
+from rayfl.tasks.base import Batch, Predictor
+from rayfl.tasks.further_tasks import LanguageModel
 from tests.support.bases import (
     CAUSAL,
     NEXT,

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from rayfl.engine.classification import Classification
-from rayfl.engine.stacked_gradients import StackedGradients
+from rayfl.engine.gradients.stacked_gradients import StackedGradients
 from rayfl.errors import ModelError
 from rayfl.models.pretrained import network as network_module
 from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.tasks.classification import Classification
 from tests.support.bases import CONFIGS, base, inputs, network, section, trained, transformers
 from tests.support.bases import IMAGES as SPEC
 

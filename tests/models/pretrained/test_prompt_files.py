@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from rayfl.engine.further_tasks import LanguageModel
-from rayfl.engine.generation import Prompt, answers, prompts_of
-from rayfl.engine.tasks import Predictor
 from rayfl.errors import ConfigError, ModelError
 from rayfl.models.pretrained.peft_files import write_adapter
+from rayfl.tasks.base import Predictor
+from rayfl.tasks.further_tasks import LanguageModel
+from rayfl.tasks.generation import Prompt, answers, prompts_of
 from tests.support import exact
 from tests.support.bases import (
     CAUSAL,

@@ -12,18 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rayfl.engine.classification import Classification
-from rayfl.engine.evaluation import evaluate
-from rayfl.engine.evaluation_together import ScoringRequest, evaluate_together
-from rayfl.engine.further_tasks import LanguageModel
-from rayfl.engine.mixtures import Mixture
-from rayfl.engine.tasks import Predictor
+from rayfl.engine.scoring.evaluation import evaluate
+from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_together
+from rayfl.engine.scoring.mixtures import Mixture
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 from rayfl.metrics.language import IGNORED
 from rayfl.models.pretrained import output_layer
 from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
 from rayfl.models.pretrained.network import AdaptedNetwork
+from rayfl.tasks.base import Predictor
+from rayfl.tasks.classification import Classification
+from rayfl.tasks.further_tasks import LanguageModel
 from tests.support.bases import (
     NEXT,
     inputs,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rayfl.engine.settings import TrainConfig
+from rayfl.engine.updates.settings import TrainConfig
 from tests.support.cases.base import COHORTS, SIZES, Case
 from tests.support.cases.exchanges import EXCHANGES
 from tests.support.cases.global_models import GLOBAL_MODELS

@@ -1,0 +1,1 @@
+"""Scores of models on the samples of clients."""

@@ -1,0 +1,1 @@
+"""Local steps of one client after the other, on flat buffers."""

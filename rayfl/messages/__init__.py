@@ -1,0 +1,1 @@
+"""What happens to messages between clients and server: attacks, compression, privacy, rules of aggregation."""

@@ -1,0 +1,1 @@
+"""Optimizers and schedules of learning rates."""

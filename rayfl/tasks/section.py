@@ -1,0 +1,94 @@
+"""What the sections ``task`` of a configuration have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec, Target
+from rayfl.metrics import Metric
+from rayfl.models.base import Network
+from rayfl.tasks.base import NetworkTask
+
+TARGETS: dict[Target, str] = {
+    "class": "a class of each sample",
+    "labels": "several labels of each sample",
+    "values": "numbers to predict",
+    "tokens": "the next token at each position",
+    "mask": "a class of each pixel",
+    "survival": "the time of an event, or until when it was not seen",
+}
+"""What data may say of their samples, in words."""
+
+
+class TaskSection(BaseModel, ABC):
+    """The section ``task``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    learns_from: ClassVar[Target | None] = None
+
+    @property
+    def target(self) -> Target:
+        """Returns the kind of targets that the samples must have."""
+        assert self.learns_from is not None
+        return self.learns_from
+
+    def check(self, spec: InputSpec, dataset: str) -> None:
+        """Checks that the data have the task's targets.
+
+        Args:
+            spec: of the data.
+            dataset: name of the data in messages.
+
+        Raises:
+            ConfigError: naming the task that would fit.
+        """
+        if spec.target != self.target:
+            fitting = [one for one in TaskSection.__subclasses__() if one.learns_from == spec.target]
+            name = fitting[0].model_fields["name"].default
+            raise ConfigError(
+                f"task: {self.name} learns from {TARGETS[self.target]}, but dataset {dataset!r} has "
+                f"{TARGETS[spec.target]}: set task={name}, or choose other data (docs/tasks.md)"
+            )
+
+    def task(self, networks: Sequence[Network], spec: InputSpec, triggered: bool = False) -> NetworkTask:
+        """Returns the task, with one candidate for each network.
+
+        Args:
+            networks: one per architecture.
+            spec: of the data.
+            triggered: whether predictions for samples with the trigger of a backdoor are scored, too.
+
+        Raises:
+            ConfigError: an option does not fit the data, or the task has no score for triggers.
+        """
+        make = self.triggered_maker(spec) if triggered else self.maker(spec)
+        return make(networks[0], [make(network, ()) for network in networks] if len(networks) > 1 else ())
+
+    @abstractmethod
+    def judged_by(self) -> tuple[Metric, ...]:
+        """Returns the task's metrics, the main one first."""
+
+    def triggered_maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """As :meth:`maker`, for a task that also scores predictions for samples with the trigger of a backdoor.
+
+        Args:
+            spec: of the data.
+
+        Raises:
+            ConfigError: the task does not.
+        """
+        raise ConfigError(
+            f"attack.backdoor: its success is measured in task=classification, and task={self.name} has no such "
+            "metric: leave it out"
+        )
+
+    @abstractmethod
+    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """Returns a factory: (network, tasks of all candidates) -> task."""
