@@ -73,8 +73,14 @@ def check_changes(changed: Any, algorithm: Algorithm, server: Tree) -> None:
     for key in changed.keys() - server.keys():
         if meant := nearest(key, server.keys() - changed.keys()):
             raise MethodError(f"round returned {key!r}, which the server's tree does not have{meant}{where}")
-    model = dict(leaves(server.get("model", {})))
-    for path, leaf in leaves(changed.get("model", {})):
+    model, result = (dict(leaves(tree.get("model", {}))) for tree in (server, changed))
+    if model and "model" in changed and (differing := sorted(model.keys() ^ result.keys())):
+        lost = differing[0] in model
+        raise MethodError(
+            f"round returned a model {'without' if lost else 'with'} {differing[0]!r}, which the model before it "
+            f"{'had' if lost else 'did not have'}{where}"
+        )
+    for path, leaf in result.items():
         if path in model and np.shape(leaf) != np.shape(model[path]):
             raise MethodError(
                 f"round returned a model whose {path!r} has the shape {tuple(np.shape(leaf))}, and had "

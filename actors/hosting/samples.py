@@ -52,6 +52,7 @@ class Samples:
         self._lent: dict[int, dict[str, WriteGuard]] = {}
         self._recent = LeastRecentlyUsed[Key](limit, self._unload)
         self._public: torch.Tensor | None = None
+        self._public_labels: torch.Tensor | None = None
         self._lent_public = WriteGuard({})
         self._sizes: np.ndarray | None = None
         self.lookups = Lookups()
@@ -219,6 +220,17 @@ class Samples:
             self._public = public.to(self._device)
             self._lent_public = WriteGuard({"samples": self._public})
         return self._public
+
+    def labelled_public(self) -> Examples:
+        """Returns the samples that belong to no client, with their labels, on the device; for the server alone."""
+        x = self.public()
+        if self._public_labels is None:
+            with self._reading:
+                y = torch.from_numpy(self._dataset.public_labels())
+            check_examples(Examples(x.cpu(), y), self._dataset.spec, "the public samples")
+            self._public_labels = y.to(self._device)
+            self._lent_public = WriteGuard({"samples": x, "labels": self._public_labels})
+        return Examples(x, self._public_labels)
 
     def written(self, client: int) -> str | None:
         """Returns a description of the samples that a client has modified in place; None if there are none."""

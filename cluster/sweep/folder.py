@@ -13,7 +13,7 @@ from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.results.schemas import METRICS, ROUNDS_SCHEMA
-from rayfl.storage.own_files import is_temporary
+from rayfl.storage.own_files import is_lease, is_temporary
 from rayfl.storage.tables import read_whole, to_parquet
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.report import FINISHED, groups_table, trials_table
@@ -28,7 +28,7 @@ _LEFT_S = 3600.0
 
 def of_a_beginning(name: str) -> bool:
     """Returns whether a file may be in the folder of a sweep whose first start was cut short."""
-    return is_temporary(name, lambda own: own == RECORD)
+    return is_lease(name) or is_temporary(name, lambda own: own == RECORD)
 
 
 def write_record(sweep: Sweep) -> None:

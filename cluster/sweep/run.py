@@ -35,6 +35,7 @@ from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.experiment.copies import with_absolute_places
 from rayfl.experiment.parts import Parts
+from rayfl.storage.lease import Lease
 from rayfl.storage.run_folder import refuse_foreign_folder
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.trials import Sweep, Trial
@@ -96,21 +97,23 @@ def run_sweep(sweep: Sweep, options: SweepOptions, say: Callable[[str], None]) -
     Raises:
         ConfigError: when experiments have no data to be compared on, or the folder is that of a single run.
         ResourceError: when Ray Tune is not installed, or not even one experiment fits.
-        RunError: when nothing can be written.
+        RunError: when nothing can be written, or another process runs a sweep in this folder.
     """
     tune = _tune()
     _check(sweep, options)
-    write_record(sweep)
-    stopped = read_stopped(sweep) if options.scheduler else {}
-    left = [t for t in sweep.trials if t.name not in stopped and not committed(t).over(t)]
-    failures: dict[str, str] = {}
-    stopped_by = None
-    if left:
-        say(f"{len(left)} of {len(sweep.trials)} experiments to run, in {sweep.folder.uri}")
-        # A scheduler compares with all earlier experiments, so the finished ones report their results again.
-        running = list(sweep.trials) if options.scheduler else left
-        stopped_by = _run(tune, sweep, running, left, options, say, failures, stopped)
-    trials, groups = write_tables(sweep, options.measure, failures, stopped)
+    # Another process's sweep of this name would write its own record and tables over these.
+    with Lease(sweep.folder, sweep.trials[0].config.storage.lease_timeout_s):
+        write_record(sweep)
+        stopped = read_stopped(sweep) if options.scheduler else {}
+        left = [t for t in sweep.trials if t.name not in stopped and not committed(t).over(t)]
+        failures: dict[str, str] = {}
+        stopped_by = None
+        if left:
+            say(f"{len(left)} of {len(sweep.trials)} experiments to run, in {sweep.folder.uri}")
+            # A scheduler compares with all earlier experiments, so the finished ones report their results again.
+            running = list(sweep.trials) if options.scheduler else left
+            stopped_by = _run(tune, sweep, running, left, options, say, failures, stopped)
+        trials, groups = write_tables(sweep, options.measure, failures, stopped)
     return SweepResult(sweep.folder.uri, trials, groups, stopped_by)
 
 

@@ -95,8 +95,12 @@ class FederatedDataset(ABC):
         return np.empty(0, dtype=np.int64)
 
     def load_public(self) -> torch.Tensor:
-        """The unlabelled samples that belong to no client, on the CPU, shape (count, *input shape); may be empty."""
+        """The samples that belong to no client, on the CPU, shape (count, *input shape); may be empty."""
         return self.load(0)["train"].x[:0]
+
+    def public_labels(self) -> np.ndarray:
+        """The targets of the public samples (``Examples.y``), which clients never see."""
+        return self.labels(0)["train"][:0]
 
 
 class Derived(FederatedDataset):
@@ -133,5 +137,9 @@ class Derived(FederatedDataset):
         return self._inner.public_places()
 
     def load_public(self) -> torch.Tensor:
-        """The unlabelled samples that belong to no client, on the CPU."""
+        """The samples that belong to no client, on the CPU."""
         return self._inner.load_public()
+
+    def public_labels(self) -> np.ndarray:
+        """The targets of the public samples."""
+        return self._inner.public_labels()

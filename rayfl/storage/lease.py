@@ -1,4 +1,4 @@
-"""Guards a run's folder by a lease, so that only one driver works on it at a time.
+"""Guards the folder of a run or sweep by a lease, so that only one driver works on it at a time.
 
 ``lease.json`` names the holder and is renewed regularly. File locks are not needed: network disks and object stores
 lack them. docs/commits.md has the rules.
@@ -92,10 +92,10 @@ class Holder(BaseModel):
 
 
 class Lease:
-    """The right to work on a run's folder, for as long as the ``with`` block lasts.
+    """The right to work on the folder of a run or sweep, for as long as the ``with`` block lasts.
 
     Args:
-        storage: the run's folder.
+        storage: the folder.
         timeout_s: seconds after the last renewal at which a holder loses its lease if its end cannot be observed.
     """
 
@@ -131,7 +131,7 @@ class Lease:
             if holder is not None:
                 self._refuse_if_alive(holder)
                 if self._take_over(holder):
-                    _log.info("took the run over from %s, which is gone", holder)
+                    _log.info("took over from %s, which is gone", holder)
                     return
             time.sleep(_BETWEEN_TRIES_S)
         raise RunError(f"{self._storage.uri}: other drivers try to take this run at the same time; start only one")
@@ -197,8 +197,8 @@ class Lease:
             left = f"{self._timeout_s - age:.0f} s and try again (storage.lease_timeout_s)"
             fix = "wait for it, or end that process" if lives else f"if that process is gone, wait {left}"
             raise RunError(
-                f"{self._storage.uri}: {holder} is working on this run (last sign of life {max(age, 0):.0f} s ago); "
-                f"{fix}. Two runs at a time need two names"
+                f"{self._storage.uri}: {holder} is working here (last sign of life {max(age, 0):.0f} s ago); "
+                f"{fix}. Two at a time need two names"
             )
 
     def _age(self, name: str) -> float:

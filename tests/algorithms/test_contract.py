@@ -233,13 +233,18 @@ def test_trees_are_checked() -> None:
         check_changes({"names": "x"}, NotAsynchronous(), {})
     check_changes({}, NotAsynchronous(), {})
     server = {"model": {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}, "control": torch.zeros(3)}
-    check_changes({"model": {"weight": torch.ones(2, 3)}, "clusters": torch.arange(3)}, NotAsynchronous(), server)
+    changed = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    check_changes({"model": changed, "clusters": torch.arange(3)}, NotAsynchronous(), server)
     with pytest.raises(MethodError, match=r"round returned 'modell', .*\(did you mean 'model'\?\)"):
         check_changes({"modell": {}}, NotAsynchronous(), server)
     with pytest.raises(MethodError, match=r"'weight' has the shape \(6,\), and had \(2, 3\) before"):
-        check_changes({"model": {"weight": torch.ones(6)}}, NotAsynchronous(), server)
+        check_changes({"model": {**changed, "weight": torch.ones(6)}}, NotAsynchronous(), server)
     with pytest.raises(MethodError, match=r"'bias' has the type torch.float64, and had torch.float32 before"):
-        check_changes({"model": {"bias": torch.zeros(2, dtype=torch.float64)}}, NotAsynchronous(), server)
+        check_changes({"model": {**changed, "bias": torch.zeros(2, dtype=torch.float64)}}, NotAsynchronous(), server)
+    with pytest.raises(MethodError, match=r"a model without 'bias', which the model before it had"):
+        check_changes({"model": {"weight": torch.ones(2, 3)}}, NotAsynchronous(), server)
+    with pytest.raises(MethodError, match=r"a model with 'scale', which the model before it did not have"):
+        check_changes({"model": {**changed, "scale": torch.ones(2)}}, NotAsynchronous(), server)
 
 
 @pytest.mark.parametrize(

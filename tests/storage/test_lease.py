@@ -61,7 +61,7 @@ def zombie() -> Iterator[int]:
 def test_the_second_is_refused_while_the_first_lives_and_may_come_after_it(storage: Storage) -> None:
     with Lease(storage, 90) as held:
         held.check()
-        with pytest.raises(RunError, match=rf"process {os.getpid()} on .* is working on this run .*wait for it"):
+        with pytest.raises(RunError, match=rf"process {os.getpid()} on .* is working here .*wait for it"):
             Lease(storage, 90).__enter__()
         held.check()
     assert storage.names("commits") == []
@@ -140,7 +140,7 @@ def test_a_job_waits_no_longer_than_until_the_holder_is_seen_to_live(
     renewal = threading.Timer(0.3, lambda: left_by(storage, **holder.model_dump() | later))
     renewal.start()
     before = time.monotonic()
-    with pytest.raises(RunError, match="process 1 on elsewhere is working on this run"):
+    with pytest.raises(RunError, match="process 1 on elsewhere is working here"):
         Lease(storage, 5).__enter__()
     assert time.monotonic() - before < 4
     renewal.join()

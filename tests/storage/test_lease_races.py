@@ -41,7 +41,7 @@ class _Overtaken(Storage):
 
 
 def test_a_lease_that_was_taken_over_since_it_was_read_is_not_replaced(storage: Storage, dead: Holder) -> None:
-    with pytest.raises(RunError, match=rf"process {os.getpid()} on .* is working on this run"):
+    with pytest.raises(RunError, match=rf"process {os.getpid()} on .* is working here"):
         Lease(_Overtaken(storage.uri), 60).__enter__()
     assert not [name for name in storage.names() if name != FILE]
 

@@ -116,11 +116,11 @@ def test_the_lease(uri: str) -> None:
     storage = Storage(uri)
     with Lease(storage, 90) as mine:
         mine.check()
-        with pytest.raises(RunError, match="is working on this run"):
+        with pytest.raises(RunError, match="is working here"):
             Lease(storage, 90).__enter__()
     assert read_lease(storage) is None
     storage.write(FILE, Holder.here().model_copy(update={"host": "elsewhere"}).model_dump_json().encode())
-    with pytest.raises(RunError, match="on elsewhere is working on this run"):
+    with pytest.raises(RunError, match="on elsewhere is working here"):
         Lease(storage, 90).__enter__()
     time.sleep(2.1)  # the server's times are whole seconds
     with Lease(storage, 1) as mine:

@@ -35,7 +35,7 @@ class HoldoutConfig(BaseModel):
     public: int = Field(
         default=0,
         ge=0,
-        description="Samples that belong to no client, drawn from all train parts and kept without labels.",
+        description="Samples that belong to no client, drawn from all train parts; clients see no labels of theirs.",
     )
 
 

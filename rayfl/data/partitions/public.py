@@ -1,4 +1,4 @@
-"""Samples that belong to no client: taken out of the train parts and kept without their labels."""
+"""Samples that belong to no client: taken out of the train parts; only the server may see their labels."""
 
 from __future__ import annotations
 

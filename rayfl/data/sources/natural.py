@@ -195,6 +195,14 @@ class NaturalDataset(FederatedDataset):
                 parts.append(self._examples(x(places), y[places]).x)
         return torch.cat(parts)
 
+    def public_labels(self) -> np.ndarray:
+        """The labels of the public samples, without noise; inputs are not converted."""
+        parts = [self.labels(0)["train"][:0]]
+        for client, taken in enumerate(self._taken):
+            if len(taken):
+                parts.append(self._targets(self._read(client)[1][self._splits(client)["public"]]))
+        return np.concatenate(parts)
+
     def _splits(self, client: int) -> dict[str, np.ndarray]:
         """Places of every split's samples within the client's rows."""
         train, test = len(self._rows[client]["train"]), len(self._rows[client].get("test", ()))

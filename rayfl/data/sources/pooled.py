@@ -96,6 +96,10 @@ class PooledDataset(FederatedDataset):
         """The public samples in ascending order of their clients, shape (count, *spec.shape)."""
         return self._examples(self._public, self._y).x
 
+    def public_labels(self) -> np.ndarray:
+        """The labels of the public samples, without noise."""
+        return self._y[self._public].astype(self.spec.target_type, copy=False)
+
     def _take_public(self, count: int, streams: RandomStreams) -> np.ndarray:
         """Moves samples from the clients' train parts to the public part; returns their indices."""
         taken = draw_public(np.array([len(splits["train"]) for splits in self._splits]), count, streams)

@@ -17,6 +17,8 @@ _PIXEL_VALUES = 64
 _LARGEST_PIXEL = 255
 _MANY_NUMBERS = 10
 """A category of fewer numbers and of something else may well be one."""
+_MANY_VALUES = 20
+"""A category of fewer values may well have one for most rows of a small table."""
 _SCALED = 10.0
 """Images whose values are larger were not brought to about [0, 1] or mean 0 and standard deviation 1."""
 
@@ -87,8 +89,13 @@ def on_columns(unused: Sequence[str]) -> list[Remark]:
     ]
 
 
-def on_categories(columns: TableColumns) -> list[Remark]:
-    """Names columns of numbers that are text, and so categories, because of some values."""
+def on_categories(columns: TableColumns, rows: int) -> list[Remark]:
+    """Names columns that are categories and hardly meant to be: numbers with some odd values, and names of rows.
+
+    Args:
+        columns: what the columns are.
+        rows: how many rows there are.
+    """
     found = []
     for begin, size in columns.ranges:
         name = columns.names[begin].partition("=")[0]
@@ -100,6 +107,14 @@ def on_categories(columns: TableColumns) -> list[Remark]:
                 Remark(
                     f"column {name!r} is text, since {odd[0]!r} is no number, and its {size} values are categories: to "
                     "have numbers, leave fields without one empty (dataset.missing), and write 1234.5 for 1,234.5"
+                )
+            )
+        elif size >= _MANY_VALUES and 2 * size > rows:
+            found.append(
+                Remark(
+                    f"column {name!r} has {size} different texts in {rows} rows, so most rows have a category of their "
+                    "own: leave it out of dataset.x if it only names rows; if models should read the text, name it alone "
+                    "and set dataset.tokenizer"
                 )
             )
     return found

@@ -128,7 +128,7 @@ def test_a_run_at_work_is_not_repaired(folder: Path, tmp_path: Path) -> None:
     with Lease(Storage(str(folder)), 90):
         done = CliRunner().invoke(app, ["repair", str(folder)])
     assert isinstance(done.exception, RunError)
-    assert "is working on this run" in str(done.exception)
+    assert "is working here" in str(done.exception)
     for place in (tmp_path / "nowhere", tmp_path):
         assert isinstance(CliRunner().invoke(app, ["repair", str(place)]).exception, RunError)
     assert not (tmp_path / "nowhere").exists()

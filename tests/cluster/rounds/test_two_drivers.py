@@ -50,7 +50,7 @@ def driver_at_work(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_driver_is_refused_and_does_not_disturb_the_first(tmp_path: Path, calm: Path) -> None:
     second = small_experiment(tmp_path, "run", "scaffold", backend="inline")
     with driver_at_work(tmp_path) as first:
-        with pytest.raises(RunError, match=rf"process {first.pid} on .* is working on this run"):
+        with pytest.raises(RunError, match=rf"process {first.pid} on .* is working here"):
             rayfl.run(second)
         (tmp_path / "go").touch()
         assert first.wait(60) == 0
@@ -93,7 +93,7 @@ def test_a_driver_whose_lease_was_taken_over_commits_nothing_more(tmp_path: Path
     # the commit of round 2 may have been under way
     assert manifest.rounds_completed <= 2
     assert "elsewhere" in (folder / FILE).read_text()
-    with pytest.raises(RunError, match="process 7 on elsewhere is working on this run"):
+    with pytest.raises(RunError, match="process 7 on elsewhere is working here"):
         rayfl.run(config)
     (folder / FILE).unlink()
     rayfl.run(config)

@@ -19,7 +19,8 @@ from algorithms.registry import Experiment
 from cluster.sweep.folder import STOPPED_FILE
 from cluster.sweep.run import SweepOptions, SweepResult, run_sweep
 from rayfl.config.loading import to_yaml
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, RunError
+from rayfl.storage.lease import Lease
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import Sweep, plan_sweep
@@ -173,6 +174,13 @@ def test_the_folder_of_a_run_is_not_taken(tmp_path: Path) -> None:
     rayfl.run(small_experiment(tmp_path, "sweep", "fedavg", backend="inline"))
     with pytest.raises(ConfigError, match="folder of a single run"):
         sweep(tmp_path, "seed=0:2")
+
+
+def test_two_processes_do_not_run_one_sweep(tmp_path: Path) -> None:
+    planned = plan(tmp_path, "seed=0")
+    with Lease(planned.folder, 60.0), pytest.raises(RunError, match=r"sweep: process \d+ on .* is working here"):
+        run_sweep(planned, SweepOptions(), print)
+    assert not planned.folder.names()
 
 
 @pytest.mark.slow

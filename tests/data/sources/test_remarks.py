@@ -171,9 +171,10 @@ def test_numbers_that_a_word_makes_categories_are_warned_of(tmp_path: Path, capl
     columns = {"x": None, "age": ["?", *ages[1:]], "size": sizes, "zip": ages, "dose": ["1", "2", "none", "4"] * 10}
     path = table(tmp_path / "f.parquet", **columns)
     names = ["age", "size", "zip", "dose"]
-    first, second = remarks(of_file(path, x=names), caplog)
+    first, second, third = remarks(of_file(path, x=names), caplog)
     assert "column 'age' is text, since '?' is no number, and its 40 values are categories" in first
     assert "column 'size' is text, since '1,000' is no number" in second
+    assert "column 'zip' has 40 different texts in 40 rows" in third and "leave it out of dataset.x" in third
     # Labels are looked at as those of other files are.
     gaps = table(tmp_path / "g.parquet", x=None, age=RANDOM.normal(size=N), sex=["f", "m"] * 20, y=ONE_TWO)
     (remark,) = remarks(of_file(gaps, x=["age", "sex"]), caplog)
