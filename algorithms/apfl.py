@@ -14,8 +14,7 @@ from algorithms.parts.mixture import mixed_weights, parameters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.objectives.points import line
-from rayfl.objectives.terms import constant, loss
+from rayfl.objectives import constant, line, loss
 from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task

@@ -30,7 +30,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import MethodError
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Predictor, Task, Trait
 
@@ -62,6 +62,8 @@ class Algorithm(SamplesOfClients, BaseModel):
         newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in symbols.
         no_newcomers: why such a client can have nothing; empty where it has something.
         no_privacy: why ``privacy``, ``compression`` and ``aggregator`` cannot be applied to its messages; else empty.
+        own_rule: how the server weighs messages that it takes one by one (``Clients.each``), in place of
+            ``aggregator``; attacks and ``compression`` are then possible in spite of ``no_privacy``. Else empty.
         running_statistics: why those of batch normalization do not fit the models that are scored; else empty.
     """
 
@@ -84,6 +86,7 @@ class Algorithm(SamplesOfClients, BaseModel):
     newcomer: ClassVar[str] = "what a client never sampled has"
     no_newcomers: ClassVar[str] = ""
     no_privacy: ClassVar[str] = "its clients send something else than changes of one model, of which a mean is taken"
+    own_rule: ClassVar[str] = ""
     running_statistics: ClassVar[str] = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -124,11 +127,7 @@ class Algorithm(SamplesOfClients, BaseModel):
         """
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
-        """What a user may not expect of a run with these settings, a sentence each; logged before it starts.
-
-        Args:
-            context: of the run.
-        """
+        """What a user may not expect of a run with these settings, a sentence each; logged before it starts."""
         return ()
 
     def idle_settings(self) -> list[str]:
@@ -180,7 +179,7 @@ class Algorithm(SamplesOfClients, BaseModel):
 
     @property
     def objective(self) -> Any:
-        """Returns what a local step goes down: a sum of terms (:mod:`rayfl.objectives.terms`).
+        """Returns what a local step goes down: a sum of terms (:mod:`rayfl.objectives`).
 
         A method may have a function ``objective(self, model, batch, task, frozen, draw) -> scalar`` instead.
         """

@@ -30,7 +30,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.models.private_norm import private_names
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.params import Tree, num_bytes
 from rayfl.tasks.base import Batch, Predictor, Task
 

@@ -11,8 +11,7 @@ from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.updates.settings import TrainConfig
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import Sum
+from rayfl.objectives import TRAINED, Sum
 from rayfl.params import Tree
 from rayfl.tasks.base import Predictor
 

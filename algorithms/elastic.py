@@ -17,7 +17,7 @@ from algorithms.parts.slopes import constant_slope
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.examples import Examples
-from rayfl.objectives.terms import Sum, function
+from rayfl.objectives import Sum, function
 from rayfl.params import Tree, map_leaves, zeros_like
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 

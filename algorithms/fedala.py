@@ -19,7 +19,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.batches import num_steps
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-from rayfl.objectives.terms import Sum, function, loss
+from rayfl.objectives import Sum, function, loss
 from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, copy, map_leaves
 from rayfl.tasks.base import Batch, Predictor, Task

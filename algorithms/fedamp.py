@@ -15,8 +15,7 @@ from algorithms.parts.proximity import proximity
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import frozen, loss
+from rayfl.objectives import TRAINED, frozen, loss
 from rayfl.params import Tree, copy, tensors, weighted_sums
 from rayfl.tasks.base import Predictor, Task
 

@@ -16,7 +16,7 @@ from algorithms.parts.prototypes import class_means, memberships
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.objectives.terms import Sum, function, loss
+from rayfl.objectives import Sum, function, loss
 from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, copy, squared_norm
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait

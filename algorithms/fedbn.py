@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from algorithms.fedavg import FineTuned
 from rayfl.engine.client import Client
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import loss
+from rayfl.objectives import TRAINED, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Predictor, Task
 

@@ -14,8 +14,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import inner_product, loss
+from rayfl.objectives import TRAINED, inner_product, loss
 from rayfl.params import Tree, interpolate, map_leaves, zeros_like
 from rayfl.tasks.base import Predictor, Task
 

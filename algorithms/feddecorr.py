@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from rayfl.objectives.terms import Sum, function, loss
+from rayfl.objectives import Sum, function, loss
 from rayfl.tasks.base import Batch, Task, Trait
 
 EPSILON = 1e-8

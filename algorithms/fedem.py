@@ -18,7 +18,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.batches import BatchPlan
 from rayfl.errors import ConfigError
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 

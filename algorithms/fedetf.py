@@ -20,7 +20,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.models.base import Network
-from rayfl.objectives.terms import Sum, function
+from rayfl.objectives import Sum, function
 from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait

@@ -13,7 +13,7 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.objectives.terms import Sum, function, loss
+from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
 

@@ -12,7 +12,7 @@ from algorithms.parts.uphill import Moved, scaled_to
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.objectives.terms import Sum, loss
+from rayfl.objectives import Sum, loss
 from rayfl.params import Tree, copy, subtract
 from rayfl.tasks.base import Predictor, Task
 

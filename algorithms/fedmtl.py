@@ -14,8 +14,7 @@ from algorithms.parts.partial import part
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import frozen, loss, squared_distance
+from rayfl.objectives import TRAINED, frozen, loss, squared_distance
 from rayfl.params import TINY, Tree, copy, subtract, tensors, weighted_sums
 from rayfl.tasks.base import Predictor, Task
 

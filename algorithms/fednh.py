@@ -25,7 +25,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-from rayfl.objectives.terms import Sum, function
+from rayfl.objectives import Sum, function
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 

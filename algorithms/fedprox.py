@@ -9,8 +9,7 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import Sum, loss
+from rayfl.objectives import TRAINED, Sum, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Predictor
 

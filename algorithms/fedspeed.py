@@ -14,8 +14,7 @@ from algorithms.parts.uphill import loss_uphill, scaled_to
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import Sum, function, loss, squared_distance
+from rayfl.objectives import TRAINED, Sum, function, loss, squared_distance
 from rayfl.params import Tree, add_scaled, inner_product, subtract, zeros_like
 from rayfl.tasks.base import Batch, Predictor, Task
 

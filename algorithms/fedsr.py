@@ -17,7 +17,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.gradients.counted_normals import keyed_normals
 from rayfl.engine.round_context import RoundContext
-from rayfl.objectives.terms import Sum, function
+from rayfl.objectives import Sum, function
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 

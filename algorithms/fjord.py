@@ -16,7 +16,7 @@ from algorithms.parts.widths import Held, count_of, narrowed, window
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.models.units import Units
-from rayfl.objectives.terms import Sum, function, loss
+from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Task, Trait
 

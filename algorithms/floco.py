@@ -22,9 +22,9 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client, Draw
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
+from rayfl.objectives import drawn, function, loss
 from rayfl.objectives.numbers import Number
 from rayfl.objectives.points import Point, Scope, Share
-from rayfl.objectives.terms import drawn, function, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Predictor, Task
 

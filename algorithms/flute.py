@@ -14,7 +14,7 @@ from algorithms.parts.partial import PartialModel
 from algorithms.parts.prototypes import class_counts
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Task, Trait
 

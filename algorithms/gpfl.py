@@ -17,7 +17,7 @@ from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.objectives.terms import Sum, function
+from rayfl.objectives import Sum, function
 from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait

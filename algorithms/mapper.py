@@ -14,8 +14,7 @@ from torch import Tensor
 from algorithms.base import Averaging, setting
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.objectives.points import line
-from rayfl.objectives.terms import frozen, loss
+from rayfl.objectives import frozen, line, loss
 from rayfl.params import Tree, interpolate
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 

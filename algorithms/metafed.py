@@ -13,7 +13,7 @@ from algorithms.base import Algorithm, Clients, setting
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.params import Tree, copy
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
 

@@ -12,7 +12,7 @@ from algorithms.base import setting
 from algorithms.fedavg import FineTuned
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.objectives.terms import Sum, function, loss
+from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree, copy
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
 

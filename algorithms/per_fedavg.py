@@ -12,7 +12,7 @@ from algorithms.parts.slopes import buffers, check_second_derivative, slope
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.params import Tree, add_scaled, copy, map_leaves
 from rayfl.tasks.base import Batch, Predictor, Task
 

@@ -18,7 +18,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.params import Tree, squared_norm, weighted_sum
 from rayfl.params import inner_product as product
 from rayfl.tasks.base import Batch, Predictor, Task

@@ -16,7 +16,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.objectives.terms import drawn, envelope, frozen, loss
+from rayfl.objectives import drawn, envelope, frozen, loss
 from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, interpolate
 from rayfl.tasks.base import Predictor, Task

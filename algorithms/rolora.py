@@ -15,8 +15,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import loss
+from rayfl.objectives import TRAINED, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Predictor, Task
 

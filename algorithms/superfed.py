@@ -15,8 +15,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.scoring.mixtures import Mixture
-from rayfl.objectives.points import line
-from rayfl.objectives.terms import Sum, drawn, function, loss, squared_cosine
+from rayfl.objectives import Sum, drawn, function, line, loss, squared_cosine
 from rayfl.params import Tree
 from rayfl.tasks.base import Model, Predictor, Task
 

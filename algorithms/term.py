@@ -18,7 +18,7 @@ from algorithms.parts.relative_weights import relative
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.objectives.terms import function, loss
+from rayfl.objectives import function, loss
 from rayfl.params import Tree, interpolate
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
 

@@ -15,7 +15,7 @@ from algorithms.parts.prototypes import class_counts
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
-from rayfl.objectives.terms import Sum, function, loss
+from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task
 

@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal
 from algorithms.base import Averaging, setting
 from algorithms.parts.proximity import proximity
 from rayfl.engine.client import Client, Draw
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import Sum
+from rayfl.objectives import TRAINED, Sum
 from rayfl.params import Tree
 
 

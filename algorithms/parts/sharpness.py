@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, setting
 from algorithms.parts.uphill import loss_uphill, of_length
-from rayfl.objectives.terms import Sum, function, loss
+from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Task
 

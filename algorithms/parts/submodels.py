@@ -20,8 +20,8 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError, ModelError
 from rayfl.models.units import Units
+from rayfl.objectives import Sum, frozen, function, loss
 from rayfl.objectives.points import Scope
-from rayfl.objectives.terms import Sum, frozen, function, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 

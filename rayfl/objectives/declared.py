@@ -12,7 +12,7 @@ Objective = TypeVar("Objective", bound=Callable[..., Any])
 def declared_by(rule: Callable[[Any], Any]) -> Callable[[Objective], Objective]:
     """Does nothing but warn: the objective is differentiated by autograd."""
     warnings.warn(
-        "declared_by has no effect since rayfl 0.2: write the objective with rayfl.objectives.terms",
+        "declared_by has no effect since rayfl 0.2: write the objective as a sum of terms (rayfl.objectives)",
         DeprecationWarning,
         stacklevel=2,
     )

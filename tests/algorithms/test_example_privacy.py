@@ -24,7 +24,7 @@ from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ClientError
 from rayfl.examples import Examples
 from rayfl.messages.privacy import PrivacyConfig
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch
 from tests.support.cases import ALGORITHMS, TRAIN, of_kinds, toy_of

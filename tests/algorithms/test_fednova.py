@@ -14,8 +14,7 @@ from algorithms.fedprox import FedProx
 from algorithms.scaffold import sum_of_step_weights
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import inner_product
+from rayfl.objectives import TRAINED, inner_product
 from rayfl.params import Tree, copy, interpolate, subtract
 from tests.support.toy_networks import Quadratic, normalized_layers, two_layers
 from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients, random_clients

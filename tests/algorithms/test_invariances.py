@@ -49,6 +49,9 @@ class Relabelled(FederatedDataset):
     def load_public(self) -> Tensor:
         return self._dataset.load_public()
 
+    def public_labels(self) -> np.ndarray:
+        return self._dataset.public_labels()
+
     def sizes(self) -> np.ndarray:
         return self._dataset.sizes()[list(self._original)]
 

@@ -20,8 +20,7 @@ from rayfl.diagnosis import device_errors
 from rayfl.engine.updates.requests import GradientRequest, OutputRequest
 from rayfl.errors import ClientError, ResourceError
 from rayfl.examples import Examples
-from rayfl.objectives.points import TRAINED
-from rayfl.objectives.terms import loss, squared_cosine, squared_distance
+from rayfl.objectives import TRAINED, loss, squared_cosine, squared_distance
 from rayfl.params import Tree, from_numpy
 from rayfl.tasks.base import Batch, Task
 from tests.support.elsewhere import PRETENDED, context, elsewhere

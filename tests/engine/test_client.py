@@ -18,7 +18,7 @@ from rayfl.engine.updates.local_settings import LocalSettings
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.errors import MethodError
-from rayfl.objectives.terms import drawn, loss
+from rayfl.objectives import drawn, loss
 from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree, squared_norm
 from rayfl.randomness import RandomStreams

@@ -15,7 +15,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.convolutional import TFCNN
 from rayfl.models.zoo import Architecture, LeafCNN, TwoCNN
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.tasks.base import Batch, Task
 from rayfl.tasks.classification import Classification
 from tests.support.problems import CPU, examples, request

@@ -19,7 +19,7 @@ from rayfl.experiment.parts import Parts
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.perceptron import MultilayerPerceptron
 from rayfl.models.zoo import CustomModel
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.tasks.classification import Classification
 from tests.support.own_models import Frozen
 from tests.support.problems import CPU, examples, request

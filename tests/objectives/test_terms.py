@@ -20,8 +20,8 @@ from rayfl.errors import MethodError
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
+from rayfl.objectives import TRAINED, line
 from rayfl.objectives.numbers import Factor
-from rayfl.objectives.points import TRAINED, line
 from rayfl.objectives.terms import (
     Sum,
     constant,

@@ -13,7 +13,7 @@ from torch import Tensor
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.updates.requests import TrainRequest
 from rayfl.examples import Examples
-from rayfl.objectives.terms import loss, squared_distance
+from rayfl.objectives import loss, squared_distance
 from rayfl.optimization.optimizers import Groups, OptimizerState, ParameterGroup, Rule
 from rayfl.params import Tree, from_leaves, leaves
 from rayfl.tasks.base import Batch

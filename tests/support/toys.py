@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 class ListDataset(FederatedDataset):
     """Clients given as (x, y) pairs; everything is training data, the test part repeats it.
 
-    Validation parts are empty, or given as (x, y) pairs too.
+    Validation parts are empty, or given as (x, y) pairs too. Labels of public samples are counted up, unless given.
     """
 
     def __init__(
@@ -51,10 +51,13 @@ class ListDataset(FederatedDataset):
         classes: int = 3,
         public: Tensor | None = None,
         validation: Sequence[tuple[Tensor, Tensor]] | None = None,
+        public_labels: Tensor | None = None,
     ) -> None:
         self._clients = list(clients)
         self._validation = [(x[:0], y[:0]) for x, y in clients] if validation is None else list(validation)
         self._public = clients[0][0][:0] if public is None else public
+        numbers = torch.arange(len(self._public)) % classes
+        self._public_labels = numbers if public_labels is None else public_labels
         self.names = tuple(str(i) for i in range(len(clients)))
         self.spec = InputSpec("image", tuple(clients[0][0].shape[1:]), classes)
 
@@ -64,6 +67,9 @@ class ListDataset(FederatedDataset):
 
     def load_public(self) -> Tensor:
         return self._public
+
+    def public_labels(self) -> np.ndarray:
+        return self._public_labels.numpy()
 
     def load(self, client: int) -> Mapping[str, Examples]:
         x, y = self._clients[client]

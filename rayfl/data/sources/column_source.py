@@ -183,7 +183,11 @@ class ColumnSource(CopiedSource):
                 found.append(_on_held_out(self.tokenizer))
             return found
         notes = list(map(Remark, rows.notes))
-        found = [*notes, *on_columns(rows.unused), *([] if rows.table is None else on_categories(rows.table, len(rows.x)))]
+        found = [
+            *notes,
+            *on_columns(rows.unused),
+            *([] if rows.table is None else on_categories(rows.table, len(rows.x))),
+        ]
         if self._learns not in _CLASSES:
             return found
         counted = self.num_classes is None and rows.known_classes is None

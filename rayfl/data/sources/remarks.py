@@ -113,8 +113,8 @@ def on_categories(columns: TableColumns, rows: int) -> list[Remark]:
             found.append(
                 Remark(
                     f"column {name!r} has {size} different texts in {rows} rows, so most rows have a category of their "
-                    "own: leave it out of dataset.x if it only names rows; if models should read the text, name it alone "
-                    "and set dataset.tokenizer"
+                    "own: leave it out of dataset.x if it only names rows; if models should read the text, name it "
+                    "alone and set dataset.tokenizer"
                 )
             )
     return found

@@ -22,7 +22,7 @@ from rayfl.engine.updates.feed import of_step
 from rayfl.engine.updates.flat import Layout
 from rayfl.engine.updates.requests import TrainRequest
 from rayfl.engine.updates.write_guard import WriteGuard
-from rayfl.objectives.points import TRAINED
+from rayfl.objectives import TRAINED
 from rayfl.params import Tree, copies
 from rayfl.tasks.base import Batch, Task
 from rayfl.tasks.classification import Classification

@@ -25,8 +25,7 @@ from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.base import Network
 from rayfl.models.forward_pass import keys_of
 from rayfl.models.zoo import CharLSTM, MobileNet, ReddiCNN, ResNet9, WindowModel
-from rayfl.objectives.points import line
-from rayfl.objectives.terms import drawn, loss, squared_cosine, squared_distance
+from rayfl.objectives import drawn, line, loss, squared_cosine, squared_distance
 from rayfl.optimization.optimizers import Rule
 from rayfl.params import Tree, leaves
 from rayfl.tasks.classification import Classification

@@ -26,8 +26,7 @@ from rayfl.engine.updates.requests import TrainRequest
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
-from rayfl.objectives.points import line
-from rayfl.objectives.terms import drawn, loss, squared_cosine, squared_distance
+from rayfl.objectives import drawn, line, loss, squared_cosine, squared_distance
 from rayfl.optimization.optimizers import OptimizerState, Rule
 from rayfl.tasks.classification import Classification
 from tests.support.problems import CPU, VECTOR, Dropping, Normalized, Recurrent, SmallCNN, examples, request

@@ -23,8 +23,7 @@ from rayfl.engine.stacks import stacked_terms, vectorized
 from rayfl.engine.steps import looped
 from rayfl.engine.updates.requests import TrainRequest
 from rayfl.models.pretrained.network import AdaptedNetwork
-from rayfl.objectives.points import line
-from rayfl.objectives.terms import drawn, loss, squared_cosine, squared_distance
+from rayfl.objectives import drawn, line, loss, squared_cosine, squared_distance
 from rayfl.optimization.optimizers import OptimizerState, Rule
 from rayfl.tasks.base import Batch, Predictor, Task
 from rayfl.tasks.classification import Classification

@@ -18,7 +18,7 @@ from rayfl.engine.updates.requests import TrainRequest
 from rayfl.examples import Examples, InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import Architecture, CharLSTM, FastText, MobileNet, ResNet9, TwoCNN, WindowModel
-from rayfl.objectives.terms import loss, squared_distance
+from rayfl.objectives import loss, squared_distance
 from rayfl.params import Tree
 from rayfl.tasks.base import Task
 from rayfl.tasks.classification import Classification

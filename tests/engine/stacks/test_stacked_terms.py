@@ -20,8 +20,18 @@ from rayfl.errors import MethodError
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 from rayfl.models.zoo import TwoNN
-from rayfl.objectives.points import TRAINED, line
-from rayfl.objectives.terms import Sum, constant, drawn, frozen, inner_product, loss, squared_cosine, squared_distance
+from rayfl.objectives import (
+    TRAINED,
+    Sum,
+    constant,
+    drawn,
+    frozen,
+    inner_product,
+    line,
+    loss,
+    squared_cosine,
+    squared_distance,
+)
 from rayfl.optimization.optimizers import OptimizerState, ParameterGroup, Rule
 from rayfl.tasks.classification import Classification
 from tests.support.elsewhere import PRETENDED, elsewhere

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.zoo import Candidates
-from rayfl.objectives.terms import loss
+from rayfl.objectives import loss
 from rayfl.tasks.classification import Classification
 from tests.support.bases import IMAGES, base, inputs, language_network, network, section, texts, trained
 from tests.support.elsewhere import PRETENDED, context, elsewhere
