@@ -113,6 +113,8 @@ class MetaFed(Algorithm):
             client: who trains.
             teacher: u; None for the first client of all, which trains v_k alone.
         """
+        if "model" not in client.state:  # it was lost with the states of a repaired run
+            await self.warm_up(client)
         trained = await self.taught(client, teacher, self.distillation_weight)
         ready = client.state["ready"] or await self.accuracy(client, trained) > self.ready_above
         client.state.update(model=trained, ready=int(ready))

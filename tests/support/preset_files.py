@@ -22,6 +22,7 @@ from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, Off
 from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.leaf import LeafOptions, import_leaf
 from rayfl.data.sources.medmnist import MedMnistSource
+from rayfl.data.sources.pamap2 import Pamap2Source
 from rayfl.data.sources.preparing import Order
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tff import TffOptions, import_tff
@@ -33,6 +34,7 @@ from tests.support.field_files import brca_files, digit_files, heart_files, offi
 from tests.support.har_files import har_files
 from tests.support.image_files import idx, unpacked
 from tests.support.medmnist_files import BREAST, medmnist_arrays, write_medmnist
+from tests.support.pamap2_files import pamap2_files
 from tests.support.tff_files import stack_overflow, write_sqlite
 
 RANDOM = np.random.default_rng(0)
@@ -129,6 +131,11 @@ def tcga_brca(root: Path, patch: pytest.MonkeyPatch) -> None:
 def har(root: Path, patch: pytest.MonkeyPatch) -> None:
     har_files(root / "UCI HAR Dataset", windows=40)
     HarSource(root=root).prepare(Order(offline=True))
+
+
+def pamap2(root: Path, patch: pytest.MonkeyPatch) -> None:
+    pamap2_files(root / "PAMAP2_Dataset", rows=2000)
+    Pamap2Source(root=root).prepare(Order(offline=True))
 
 
 def medmnist(root: Path, patch: pytest.MonkeyPatch) -> None:
@@ -238,6 +245,7 @@ PRESETS: dict[str, tuple[Maker, list[str]]] = {
     "heart-disease": (heart_disease, []),
     "tcga-brca": (tcga_brca, ["train.min_local_steps=5", "train.max_local_steps=5"]),
     "har": (har, []),
+    "pamap2": (pamap2, []),
     "medmnist": (medmnist, ["dataset.subset=breastmnist", "partition.num_clients=5", "partition.alpha=1"]),
     "stackoverflow-nwp": (stackoverflow, ["train.clients_per_round=4", "model.hidden=30"]),
     "synthetic": (nothing, ["train.local_epochs=1"]),

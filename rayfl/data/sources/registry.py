@@ -26,6 +26,7 @@ from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
 from rayfl.data.sources.made_up_masks import SyntheticMasksSource
 from rayfl.data.sources.medmnist import MedMnistSource
 from rayfl.data.sources.natural import LeafSource
+from rayfl.data.sources.pamap2 import Pamap2Source
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
 from rayfl.data.sources.synthetic import SyntheticSource
@@ -57,6 +58,7 @@ DatasetConfig = Annotated[
         Isic2019Source,
         MedMnistSource,
         HarSource,
+        Pamap2Source,
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,

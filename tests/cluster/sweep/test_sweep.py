@@ -16,7 +16,7 @@ import yaml
 
 import rayfl
 from algorithms.registry import Experiment
-from cluster.sweep.folder import STOPPED_FILE
+from cluster.sweep.folder import STOPPED_FILE, write_record
 from cluster.sweep.run import SweepOptions, SweepResult, run_sweep
 from rayfl.config.loading import to_yaml
 from rayfl.errors import ConfigError, RunError
@@ -94,7 +94,9 @@ def test_the_command_prints_what_is_recorded(local_ray: None, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_an_experiment_that_fails_leaves_the_others_and_is_run_again(local_ray: None, tmp_path: Path) -> None:
-    taken = plan(tmp_path, "seed=0:2").trials[0].storage
+    planned = plan(tmp_path, "seed=0:2")
+    write_record(planned)  # without it the folder is not taken for a sweep's
+    taken = planned.trials[0].storage
     taken.write("config.yaml", to_yaml(plan(tmp_path, "seed=7").trials[0].config).encode())
     result, said = sweep(tmp_path, "seed=0:2")
     assert statuses(result) == ["failed", "finished"]
