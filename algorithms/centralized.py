@@ -8,8 +8,11 @@ from typing import ClassVar, Literal
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
 from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.batches import num_steps
+from rayfl.errors import ConfigError
 from rayfl.params import Tree
+from rayfl.tasks.base import Task
 
 
 class Centralized(FineTuning):
@@ -43,6 +46,11 @@ class Centralized(FineTuning):
         "work of a round: epochs, train.local_epochs passes over all samples; steps, as many steps as a federated "
         "client with the mean number of samples takes",
     )
+
+    def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
+        if context.train.stragglers:
+            raise ConfigError("Centralized trains on everybody's samples, so no client can lag: set train.stragglers=0")
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         owner = clients.pooled

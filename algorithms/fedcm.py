@@ -102,7 +102,8 @@ class FedCM(FineTuned):
     def mean_steps(self, cohort: Sequence[int], clients: Clients) -> float:
         """K, the sum of the cohort's numbers of local steps, weighted as the models are."""
         samples = clients.num_samples(cohort)
-        steps = np.array([clients.context.train.steps_of(int(n)) for n in samples])
+        pairs = zip(cohort, samples.tolist(), strict=True)
+        steps = np.array([clients.context.steps_of(client, int(n)) for client, n in pairs])
         if self.aggregation == "uniform":
             return float(steps.mean())
         counted = range(clients.context.num_clients) if self.aggregation == "population" else cohort

@@ -132,7 +132,8 @@ class FedNova(FineTuned):
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         context, model = clients.context, server["model"]
         samples = clients.num_samples(cohort)
-        steps = np.array([context.train.steps_of(int(n)) for n in samples], dtype=float)
+        pairs = zip(cohort, samples.tolist(), strict=True)
+        steps = np.array([context.steps_of(client, int(n)) for client, n in pairs], dtype=float)
         applied = np.array([self.applied(context, int(tau)) for tau in steps])
         largest = float(applied.max())
         mean = clients.mean(self.normalized_update, cohort, broadcast={"model": model, "largest": largest})

@@ -59,6 +59,8 @@ class L2GD(Algorithm):
         train = context.train
         check_everyone("L2GD needs all clients in every round", context)
         check_sgd("L2GD", train, "aggregations and local steps are the parts of one gradient step")
+        if train.stragglers:
+            raise ConfigError("L2GD has one local step a round, of which nobody can do a part: set train.stragglers=0")
         for field in ("momentum", "weight_decay"):
             value = getattr(train, field)
             if value > 0:

@@ -22,6 +22,7 @@ from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
+from rayfl.engine.updates.stragglers import WHOLE
 from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, RayflError, as_error
@@ -260,7 +261,8 @@ class Procedures:
     def _client(self, id: int, state: Tree, context: RoundContext) -> Client:
         own = self._own
         samples = own.samples.of(id)
-        return Client(id, state, samples, own.engine.task, context, own.engine.device, own.samples.public)
+        work = WHOLE if self._job.kind == "evaluate" else context.work_of(id)
+        return Client(id, state, samples, own.engine.task, context, own.engine.device, own.samples.public, work)
 
     def _error(self, error: Exception, client: int | str) -> ClientError:
         return client_error(error, client, self._job, self._own.algorithm)

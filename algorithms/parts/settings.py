@@ -83,14 +83,14 @@ def idle_settings(method: BaseModel) -> list[str]:
 
 
 def limits_without_effect(option: str, value: int | None, train: TrainConfig) -> tuple[str, ...]:
-    """Says of limits on local steps that they have no effect, if an option of the method tells the steps; or nothing.
+    """Says of what changes the number of local steps that it has no effect, if an option of the method tells the steps; or nothing.
 
     Args:
         option: its name.
         value: the number of local steps; None where the training section tells them.
         train: the training section.
     """
-    limits = ("min_local_steps", "max_local_steps")
+    limits = ("min_local_steps", "max_local_steps", "stragglers")
     given = [name for name in limits if getattr(train, name) != type(train).model_fields[name].default]
     if value is None or not given:
         return ()

@@ -88,6 +88,8 @@ ADDED: Mapping[str, Any] = {
     "train.sampling": "fixed",
     "train.schedule": None,
     "train.shuffle": True,
+    "train.straggler_epochs": 1,
+    "train.stragglers": 0.0,
 }
 """By dotted path, the value (as in a file) that stands for what was done before there was the option.
 

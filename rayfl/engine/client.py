@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from fractions import Fraction
 from typing import Any, Unpack
 
 import numpy as np
@@ -18,6 +19,7 @@ from rayfl.engine.updates.local_settings import LocalOptions, LocalSettings
 from rayfl.engine.updates.pieces import in_pieces
 from rayfl.engine.updates.requests import GradientRequest, Objective, OutputRequest, TrainRequest, arrays_of, on_device
 from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.stragglers import WHOLE, steps_within
 from rayfl.engine.updates.trampoline import Ask
 from rayfl.errors import MethodError
 from rayfl.examples import Examples
@@ -42,6 +44,7 @@ class Client:
             Changes are kept only if the procedure returns.
         task: what is learned.
         published: predictors made public by :meth:`publish`.
+        work: the share of its epochs' steps that it takes; less than 1 for a straggler in training.
         noised: of each pass with ``privacy.example_clip_norm``: the steps on a mini-batch, and the mini-batches.
     """
 
@@ -54,11 +57,13 @@ class Client:
         context: RoundContext,
         device: torch.device,
         public: Callable[[], Tensor] | None = None,
+        work: Fraction = WHOLE,
     ) -> None:
         self.id = id
         self.state = state
         self.task = task
         self.context = context
+        self.work = work
         self.published: dict[str, Predictor] = {}
         self.noised: list[tuple[int, int]] = []
         self._examples = examples
@@ -96,13 +101,14 @@ class Client:
         return self._public()
 
     def num_steps(self, epochs: int | None = None, samples: int | None = None) -> int:
-        """Local SGD steps of some epochs.
+        """Local SGD steps of some epochs; a straggler's are fewer.
 
         Args:
             epochs: default the configured local epochs.
             samples: number of training samples; default the client's own.
         """
-        return self.context.train.steps_of(self.num_samples if samples is None else samples, epochs)
+        steps = self.context.train.steps_of(self.num_samples if samples is None else samples, epochs)
+        return steps_within(steps, self.work)
 
     def initial_model(self, task: Task | None = None) -> Tree:
         """The server's initial model (stream ``init.global``), the same for all.
@@ -129,7 +135,7 @@ class Client:
         """
         asked = LocalOptions(epochs=epochs, steps=steps, repeats=repeats, stream=stream)
         train, samples = self.context.train, self.num_samples
-        return self._streams.plan(LocalSettings.of(train, self.round, samples, **asked), train, samples)
+        return self._streams.plan(LocalSettings.of(train, self.round, samples, work=self.work, **asked), train, samples)
 
     async def train(
         self,
@@ -185,7 +191,7 @@ class Client:
         """
         train = self.context.train if settings is None else settings
         samples = self._training(examples)
-        local = LocalSettings.of(train, self.round, len(samples), **options)
+        local = LocalSettings.of(train, self.round, len(samples), work=self.work, **options)
         local.check(trainable)
         streams, usual = self._streams, examples is None and settings is None
         plan = streams.plan(local, train, len(samples))

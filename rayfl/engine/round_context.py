@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from rayfl.data.images.augment import Augmentation
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.stragglers import WHOLE, steps_within, work_of
 from rayfl.messages.aggregators import Aggregator, Mean
 from rayfl.messages.attack import AttackConfig
 from rayfl.messages.compressors import Compression, Compressor, NoCompression, SecureAggregation
@@ -106,6 +108,25 @@ class RoundContext:
         """How many clients are sampled in a round on average."""
         poisson = self.train.sampling == "poisson"
         return self.cohort_size if poisson else (self.smallest_cohort + self.cohort_size) / 2
+
+    def work_of(self, client: int) -> Fraction:
+        """Returns the share of its local work that a client does in the round: less than 1 for a straggler.
+
+        Args:
+            client: its id; a client that is held out from training, or that has everybody's samples, does all.
+        """
+        if client >= self.num_clients:
+            return WHOLE
+        return work_of(self.train, self.streams, self.started.get(client, self.round), client)
+
+    def steps_of(self, client: int, samples: int) -> int:
+        """Returns the number of local SGD steps of a client in the round, as :meth:`Client.num_steps` does there.
+
+        Args:
+            client: its id.
+            samples: n_k.
+        """
+        return steps_within(self.train.steps_of(samples), self.work_of(client))
 
     def cohort(self, round: int) -> list[int]:
         """Returns the clients sampled in a round, ascending; the same for every method."""

@@ -142,6 +142,11 @@ def check_system(config: ExperimentConfig, devices: Sequence[Device], num_client
             "train.min_clients_per_round: on simulated devices (system) cohorts lose clients by availability, "
             "drop-outs and deadlines; leave it out"
         )
+    if config.train.stragglers and not isinstance(system, NoSystem):
+        raise ConfigError(
+            "train.stragglers: on simulated devices (system) slow clients take longer for all of their work, and are "
+            "waited for or left out; choose one of the two"
+        )
     buffered = not isinstance(system, NoSystem) and system.mode == "buffered"
     if algorithm.asynchronous and not buffered:
         raise ConfigError(

@@ -153,7 +153,8 @@ def _trained_on(run: RunFolder, round: int, client: int) -> tuple[Tensor, int]:
     """Returns which training samples the steps of a round had, in order where there is one step; and the steps."""
     parts = run.parts
     context = replace(parts.context, round=round - 1)
-    plan = Client(client, {}, parts.dataset.load(client), parts.task, context, torch.device("cpu")).batches()
+    work, samples = context.work_of(client), parts.dataset.load(client)
+    plan = Client(client, {}, samples, parts.task, context, torch.device("cpu"), work=work).batches()
     places = plan.order if plan.steps == 1 else torch.from_numpy(np.unique(plan.order.numpy()))
     if not len(places):
         raise ConfigError(f"client {client} trained on no sample in round {round}")

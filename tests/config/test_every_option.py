@@ -50,6 +50,7 @@ TOGETHER = {
     "InitConfig.what": {"from": "run", "sha256": "0" * 64},
     "TrainConfig.betas": {"optimizer": "adam"},
     "TrainConfig.eps": {"optimizer": "adam"},
+    "TrainConfig.straggler_epochs": {"stragglers": 0.5},
     "SyntheticSource.iid": {"alpha": 0, "beta": 0},
     "RegressionSection.delta": {"loss": "huber"},
     "ClassificationSection.thresholds": {"metrics": ["auroc"]},

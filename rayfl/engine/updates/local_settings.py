@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypedDict
 
 from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.stragglers import WHOLE, steps_within
 from rayfl.errors import MethodError
 from rayfl.optimization.optimizers import Groups, ParameterGroup, Rule
 from rayfl.params import Tree
@@ -62,6 +64,7 @@ class LocalSettings:
         groups: Mapping[str, ParameterGroup] | None = None,
         keep_optimizer: bool | Collection[str] | None = None,
         stream: str = "",
+        work: Fraction = WHOLE,
     ) -> LocalSettings:
         """Returns the settings of a client's update in a round, with the configured values where none are given.
 
@@ -69,14 +72,15 @@ class LocalSettings:
             train: the training section of the configuration.
             round: t, 0-indexed; decides on the default learning rate.
             samples: n_k, the client's training samples; decides on the default number of steps.
-            epochs: this and the following: see :meth:`rayfl.engine.client.Client.train`.
+            work: the share of the epochs' steps that a straggler takes.
+            epochs: this and the others: see :meth:`rayfl.engine.client.Client.train`.
 
         Raises:
             MethodError: when ``momentum`` is given for parameters that Adam trains.
         """
         own = ParameterGroup(train.lr_in(round) if lr is None else lr, momentum, weight_decay)
         return cls(
-            steps=train.steps_of(samples, epochs) if steps is None else steps,
+            steps=steps_within(train.steps_of(samples, epochs), work) if steps is None else steps,
             repeats=repeats,
             rule=own.applied(train.rule),
             groups=tuple((groups or {}).items()),

@@ -95,6 +95,14 @@ class TrainConfig(BaseModel):
         description="most steps of a pass of local training; clients with many samples train on some of them in a "
         "round, drawn each time; null: no limit",
     )
+    stragglers: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="probability that a client of a round does a part of its local work alone: as many epochs as are "
+        "drawn, from straggler_epochs to local_epochs",
+    )
+    straggler_epochs: int = Field(1, ge=1, description="least number of epochs of a straggler")
     drop_last: bool = Field(
         False,
         description="leave out the last mini-batch of an epoch where it is smaller than batch_size, unless it is the "
@@ -171,6 +179,17 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"max_local_steps={self.max_local_steps} is less than min_local_steps={self.min_local_steps}: raise "
                 "it, or leave one of both out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _work_of_stragglers(self) -> TrainConfig:
+        if not self.stragglers and self.straggler_epochs != 1:
+            raise ValueError("straggler_epochs without stragglers does nothing: set stragglers, or drop it")
+        if self.stragglers and self.straggler_epochs >= self.local_epochs:
+            raise ValueError(
+                f"stragglers do from straggler_epochs={self.straggler_epochs} to local_epochs={self.local_epochs} "
+                "epochs, so that none does less than others: raise local_epochs, or set stragglers=0"
             )
         return self
 
