@@ -1,18 +1,18 @@
-"""The clients as a method's server sees them: three ways to ask, which all are one call; and its own device."""
+"""The clients as a method's server sees them: four ways to ask, which all are one call; and its own device."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from algorithms.receiving import check_messages, combined, next_norm, released
+from algorithms.calls import Call as Call
+from algorithms.calls import Replies as Replies
+from algorithms.receiving import as_sent, check_messages, combined, next_norm, released
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
@@ -24,54 +24,6 @@ Procedure = Callable[..., Coroutine[Any, Any, Any]]
 
 NOT_ASYNCHRONOUS = "{0} is called as a coroutine: define it with `async def {0}`"
 """What is said of a procedure that is a plain function."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a method asks of some clients.
-
-    Attributes:
-        procedure: name of the method's procedure.
-        kind: ``mean``; ``each`` for the summands of a mean one by one; or ``map``.
-        clients: who is asked.
-        broadcast: keyword arguments for all.
-        payloads: keyword arguments by client.
-        counted: whether the messages count as traffic.
-        required: whether none of the clients may be left out; see :meth:`Clients.mean`.
-    """
-
-    procedure: str
-    kind: Literal["mean", "each", "map"]
-    clients: tuple[int, ...]
-    broadcast: Tree
-    payloads: Mapping[int, Tree]
-    counted: bool = True
-    required: bool | None = None
-
-    def of(self, clients: Sequence[int]) -> Call:
-        """Returns the call for these clients only."""
-        kept = {client: self.payloads[client] for client in clients if client in self.payloads}
-        return replace(self, clients=tuple(clients), payloads=kept)
-
-    def same(self, other: Call) -> bool:
-        """Returns whether the clients would do the same, to the bit."""
-        mine, others = (self.procedure, self.kind, self.clients), (other.procedure, other.kind, other.clients)
-        return mine == others and _alike([self.broadcast, self.payloads], [other.broadcast, other.payloads])
-
-
-@dataclass
-class Replies:
-    """What the clients of a call have returned.
-
-    Attributes:
-        totals: of a ``mean``, the sum of the contributions by group.
-        values: of a ``map`` what each client returned; of ``each`` its ``tree`` and ``weight``; by client.
-        within: of the summands of a mean, how many changes were within the bound that they were clipped to.
-    """
-
-    totals: dict[str, ExactSum] = field(default_factory=dict)
-    values: dict[int, Any] = field(default_factory=dict)
-    within: int = 0
 
 
 class Clients(ABC):
@@ -193,6 +145,27 @@ class Clients(ABC):
         totals = self.call(_call("mean", procedure, cohort, broadcast, payloads, required=required)).totals
         return {group: totals[group].mean() for group in sorted(totals)}
 
+    def each(
+        self, procedure: Procedure, cohort: Sequence[int], broadcast: Tree, required: bool | None = None
+    ) -> dict[int, Weighted]:
+        """The summands of :meth:`mean` one by one, by client, ascending: for a server that weighs them by itself.
+
+        Every client's message travels. Of malicious clients (``attack``) it is what they send in its place.
+
+        Args:
+            procedure: as for :meth:`mean`.
+            cohort: client ids.
+            broadcast: keyword arguments equal for all, of which the messages are changes.
+            required: see :meth:`mean`.
+
+        Raises:
+            ClientError: when what a malicious client sends is not finite.
+            MethodError: as for :meth:`mean`, and with a rule of the section ``aggregator``.
+        """
+        self._check_messages("each")
+        call = _call("each", procedure, cohort, broadcast, None, required=required)
+        return as_sent(self._context, self.call(call).values, broadcast, call.procedure)[0]
+
     def map(
         self,
         procedure: Procedure,
@@ -242,7 +215,7 @@ class Clients(ABC):
 
 
 def _call(
-    kind: Literal["mean", "map"],
+    kind: Literal["mean", "each", "map"],
     procedure: Procedure,
     cohort: Sequence[int],
     broadcast: Tree,
@@ -287,14 +260,3 @@ def merge(total: ExactSum, part: ExactSum, round: int, procedure: str) -> None:
         total.merge(part)
     except (OverflowError, ValueError) as error:
         raise ClientError(f"the clients, round {round + 1}, {procedure}: {error}") from error
-
-
-def _alike(left: Any, right: Any) -> bool:
-    """Returns whether two trees are equal to the bit."""
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return list(left) == list(right) and all(_alike(left[key], right[key]) for key in left)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(_alike, left, right))
-    if isinstance(left, Tensor) and isinstance(right, Tensor):
-        return left.dtype == right.dtype and torch.equal(left, right)
-    return type(left) is type(right) and bool(left == right)

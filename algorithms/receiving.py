@@ -18,6 +18,7 @@ from rayfl.aggregation.secure_sum import step_of
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ClientError, MethodError, RunError
 from rayfl.messages.aggregation_rule import Known
+from rayfl.messages.aggregators import Mean
 from rayfl.messages.compressors import SecureAggregation
 from rayfl.params import Tree, from_leaves, leaves
 
@@ -38,7 +39,9 @@ def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) ->
     if context.privacy.on and (kind != "mean" or not alone or calls > 1):
         why = "privacy: one mean a round over clients (Clients.mean) is private, and nothing else that they send"
         raise MethodError(f"{why}; this is {asked}, call {calls} of the round")
-    if context.one_by_one and (kind != "mean" or not alone):
+    if kind == "each" and not isinstance(context.aggregator, Mean):
+        raise MethodError(f"aggregator={context.aggregator.name}: {asked} gives messages that the method weighs itself")
+    if context.one_by_one and (kind not in ("mean", "each") or not alone):
         why = "aggregator and attack.message are for means over clients (Clients.mean), and for nothing else they send"
         raise MethodError(f"{why}; this is {asked}")
     if context.compressed and (kind == "map" or calls > 1):
@@ -115,12 +118,41 @@ def combined(
         ClientError: there are too few messages for the rule, or they have no mean together.
         MethodError: they are no changes of a tensor that all clients received.
     """
+    attacked, received = as_sent(context, sent, broadcast, procedure, context.aggregator.least)
+    where, rule = _where(context, procedure), context.aggregator
+    key, all_sent = key_of(rule.name, call), list(attacked.values())
+    seed = context.streams.integer(f"aggregator.{call}", context.round)
+    known = Known(list(attacked), remembered.pop(key, {}), seed)
+    try:
+        found = rule.combine(all_sent, received, known)
+    except (OverflowError, ValueError) as error:
+        attacked_by = "; or lower attack.strength" if context.attack.on_messages else ""
+        raise ClientError(f"{where}: {error}{attacked_by}") from error
+    if memory := rule.memory_after(all_sent, received, known, found):
+        remembered[key] = memory
+    return found
+
+
+def as_sent(
+    context: RoundContext, sent: Mapping[int, Any], broadcast: Tree, procedure: str, least: int = 1
+) -> tuple[dict[int, Weighted], dict[str, Tensor]]:
+    """Returns the messages as the server receives them, by client, ascending; and by path what they are changes of.
+
+    Args:
+        context: of the round, with ``attack``.
+        sent: ``tree`` and ``weight`` by client.
+        broadcast: what all clients received.
+        procedure: for errors.
+        least: how many messages the rule of the section ``aggregator`` needs.
+
+    Raises:
+        ClientError: there are too few messages, or they are no changes of the same tensors, or not finite.
+    """
     messages = {client: Weighted(sent[client]["tree"], sent[client]["weight"]) for client in sorted(sent)}
-    where = f"the clients, round {context.round + 1}, {procedure}"
-    rule = context.aggregator
-    if len(messages) < rule.least:
+    where, rule = _where(context, procedure), context.aggregator
+    if len(messages) < least:
         raise ClientError(
-            f"{where}: aggregator={rule.name} needs {rule.least} messages, and {len(messages)} have come: lower "
+            f"{where}: aggregator={rule.name} needs {least} messages, and {len(messages)} have come: lower "
             "aggregator.malicious, raise train.clients_per_round, or let fewer clients drop out"
         )
     first, *others = messages
@@ -137,17 +169,11 @@ def combined(
             raise ClientError(f"{where}: what client {client} sends is not finite any more: lower attack.strength")
     if context.secure_sum and context.attack.on_messages:
         attacked = _in_the_sum(context.secure_sum, context.attackers, attacked, received, where)
-    key, all_sent = key_of(rule.name, call), list(attacked.values())
-    seed = context.streams.integer(f"aggregator.{call}", context.round)
-    known = Known(list(attacked), remembered.pop(key, {}), seed)
-    try:
-        found = rule.combine(all_sent, received, known)
-    except (OverflowError, ValueError) as error:
-        attacked_by = "; or lower attack.strength" if context.attack.on_messages else ""
-        raise ClientError(f"{where}: {error}{attacked_by}") from error
-    if memory := rule.memory_after(all_sent, received, known, found):
-        remembered[key] = memory
-    return found
+    return attacked, received
+
+
+def _where(context: RoundContext, procedure: str) -> str:
+    return f"the clients, round {context.round + 1}, {procedure}"
 
 
 def _form(tree: Tree) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from algorithms.adcol import ADCOL
 from algorithms.apfl import APFL
 from algorithms.apple import APPLE
 from algorithms.base import Algorithm
@@ -19,8 +20,10 @@ from algorithms.fedadmm import FedADMM
 from algorithms.fedala import FedALA
 from algorithms.fedalt import FedALT
 from algorithms.fedamp import FedAMP
+from algorithms.fedap import FedAP
 from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
+from algorithms.fedaws import FedAwS
 from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
@@ -42,8 +45,10 @@ from algorithms.fedex_lora import FedExLoRA
 from algorithms.fedexp import FedExP
 from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
+from algorithms.fedgc import FedGC
 from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
+from algorithms.fediir import FedIIR
 from algorithms.fedkd import FedKD
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
@@ -57,6 +62,7 @@ from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedpac import FedPAC
+from algorithms.fedpcl import FedPCL
 from algorithms.fedper import FedPer
 from algorithms.fedphp import FedPHP
 from algorithms.fedproto import FedProto
@@ -77,6 +83,7 @@ from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
 from algorithms.flora import FLoRA
+from algorithms.fltrust import FLTrust
 from algorithms.flute import FLUTE
 from algorithms.fml import FML
 from algorithms.gpfl import GPFL
@@ -102,6 +109,7 @@ from algorithms.pfedhn import PFedHN
 from algorithms.pfedla import PFedLA
 from algorithms.pfedme import PFedMe
 from algorithms.pfedsim import PFedSim
+from algorithms.pfl_da import PFLDA
 from algorithms.qfedavg import QFedAvg
 from algorithms.rolora import RoLoRA
 from algorithms.scaffold import Scaffold
@@ -131,6 +139,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedRS,
         FedDecorr,
         FedSR,
+        FedIIR,
         FedSAM,
         FedLESAM,
         FedCM,
@@ -151,11 +160,14 @@ METHODS: dict[str, type[Algorithm]] = {
         FlocoPlus,
         FedPer,
         LGFedAvg,
+        PFLDA,
         FedRep,
         FedBABU,
         FedETF,
         FedNH,
+        FedAwS,
         FedPAC,
+        FedGC,
         FedRoD,
         PFedFDA,
         FedDBE,
@@ -166,9 +178,12 @@ METHODS: dict[str, type[Algorithm]] = {
         GPFL,
         FedProto,
         FedTGP,
+        FedPCL,
+        ADCOL,
         MetaFed,
         MOON,
         PFedSim,
+        FedAP,
         FedAMP,
         FedDWA,
         PFedGraph,
@@ -206,6 +221,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedALT,
         HetLoRA,
         FLoRA,
+        FLTrust,
         FlexLoRA,
         FedExLoRA,
         RoLoRA,

@@ -46,7 +46,8 @@ def run_on_server(
     Raises:
         ClientError: naming the server and the procedure, when it raises or returns something that is no tree.
     """
-    server = Server(engine.task, replace(context, round=job.round), engine.device, samples.public, samples.labelled_public)
+    context = replace(context, round=job.round)
+    server = Server(engine.task, context, engine.device, samples.public, samples.labelled_public)
     guard = WriteGuard(given, recorded_names(engine.task))
 
     def check_inputs(_: int) -> None:

@@ -23,19 +23,9 @@ FLOOR = math.log(1e-12)
 """Log-probability of a class that cannot be predicted."""
 
 
-class AlignedModels(Algorithm):
-    """What FedProto and FedTGP have in common: a client's own model, its loss, and its predictions.
+class FeatureModels(Algorithm):
+    """Models of the clients' own, whose features of one width they share; the initial ones, and their check."""
 
-    Prototypes are a tree: ``means`` c_y of shape (C, d), and ``exist`` of shape (C,), 1 for each that there is.
-    """
-
-    alignment_weight: float = setting(1.0, "lambda", "weight of the distance of features to prototypes", ge=0)
-    inference: Literal["prototypes", "head"] = setting(
-        "prototypes", "", "what is called personalized: the nearest prototype's class (paper), or the own last layer's"
-    )
-    candidates: Literal["all", "own"] = setting(
-        "all", "", "prototypes among which the nearest is sought: all, or those of the classes that the client has"
-    )
     initial: Literal["common", "own"] = setting(
         "common", "", "initial v_k: the initial model of the federated methods, or an own draw per client", kept=True
     )
@@ -49,6 +39,28 @@ class AlignedModels(Algorithm):
             )
         if self.initial == "own" and len(task.candidates) > 1:
             raise ConfigError("algorithm.initial is own, which model.candidates does not have: set it to common")
+
+    def own(self, client: Client) -> Tree:
+        """v_k, the initial model until the client has trained."""
+        stored: Tree | None = client.state.get("local")
+        if stored is not None:
+            return stored
+        return client.initial_model(task_of(client)) if self.initial == "common" else client.fresh_model()
+
+
+class AlignedModels(FeatureModels):
+    """What FedProto and FedTGP have in common: a client's own model, its loss, and its predictions.
+
+    Prototypes are a tree: ``means`` c_y of shape (C, d), and ``exist`` of shape (C,), 1 for each that there is.
+    """
+
+    alignment_weight: float = setting(1.0, "lambda", "weight of the distance of features to prototypes", ge=0)
+    inference: Literal["prototypes", "head"] = setting(
+        "prototypes", "", "what is called personalized: the nearest prototype's class (paper), or the own last layer's"
+    )
+    candidates: Literal["all", "own"] = setting(
+        "all", "", "prototypes among which the nearest is sought: all, or those of the classes that the client has"
+    )
 
     @property
     def objective(self) -> Sum:
@@ -87,13 +99,6 @@ class AlignedModels(Algorithm):
         if self.inference == "head":
             return {"personalized": head, "prototypes": nearest}
         return {"personalized": nearest, "head": head}
-
-    def own(self, client: Client) -> Tree:
-        """v_k, the initial model until the client has trained."""
-        stored: Tree | None = client.state.get("local")
-        if stored is not None:
-            return stored
-        return client.initial_model(task_of(client)) if self.initial == "common" else client.fresh_model()
 
 
 def nearest_prototype(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:

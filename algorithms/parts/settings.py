@@ -83,7 +83,7 @@ def idle_settings(method: BaseModel) -> list[str]:
 
 
 def limits_without_effect(option: str, value: int | None, train: TrainConfig) -> tuple[str, ...]:
-    """Says of what changes the number of local steps that it has no effect, if an option of the method tells the steps; or nothing.
+    """Says of options for numbers of local steps that they have no effect, if one of the method tells it; or nothing.
 
     Args:
         option: its name.

@@ -25,9 +25,9 @@ class Server(Client):
     """The server during a procedure of its own, which ``clients.on_server`` starts.
 
     It has the methods of a client: ``train``, ``outputs``, ``initial_model``, ``public``. Its only samples are the
-    public ones, which have no labels: pass ``examples`` to ``train``, or ``steps`` alone. With ``steps`` alone every
-    mini-batch is empty, and the objective works on ``draw`` and ``frozen``. Random numbers come from the streams of
-    clients, for the client -1. The server is never stacked with others: its steps are the same in all engine modes.
+    public ones: pass ``examples`` to ``train``, as :meth:`labelled_public`, or ``steps`` alone. With ``steps`` alone
+    every mini-batch is empty, and the objective works on ``draw`` and ``frozen``. Random numbers come from the streams
+    of clients, for the client -1. The server is never stacked with others: its steps are the same in all engine modes.
 
     Attributes:
         state: empty at first, and not kept. To go on with the optimizer of an earlier pass, put into
@@ -35,9 +35,21 @@ class Server(Client):
     """
 
     def __init__(
-        self, task: Task, context: RoundContext, device: torch.device, public: Callable[[], Tensor] | None
+        self,
+        task: Task,
+        context: RoundContext,
+        device: torch.device,
+        public: Callable[[], Tensor] | None,
+        labelled: Callable[[], Examples] | None = None,
     ) -> None:
         super().__init__(SERVER, {}, OnDemand(_none), task, context, device, public)
+        self._labelled = labelled
+
+    def labelled_public(self) -> Examples:
+        """The public samples (``holdout.public``) with their right labels, on the device; no client sees the labels."""
+        if self._labelled is None:
+            raise RuntimeError("there are no public samples here")
+        return self._labelled()
 
     def publish(self, **predictors: Predictor) -> NoReturn:
         """Raises an error: only clients have rows in the results.

@@ -49,7 +49,7 @@ _MOST = 200
 
 def _check_changes(config: ExperimentConfig, option: str) -> None:
     algorithm = config.algorithm
-    if why := algorithm.no_privacy:
+    if (why := algorithm.no_privacy) and not algorithm.own_rule:
         raise ConfigError(
             f"{option}: it is for changes of one model, of which a mean is taken; {algorithm.name}: {why}"
         )
@@ -61,6 +61,8 @@ def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:
     algorithm, rule = config.algorithm, config.aggregator
     option = "attack.message" if isinstance(rule, Mean) else f"aggregator={rule.name}"
     _check_changes(config, option)
+    if algorithm.own_rule and not isinstance(rule, Mean):
+        raise ConfigError(f"{option}: {algorithm.name} has a rule of its own: {algorithm.own_rule}; leave one out")
     weights = getattr(algorithm, "aggregation", "uniform")
     if weights not in ("samples", "uniform", "tokens"):
         own = " (the server's own model is part of that mean)" if weights == "population" else ""

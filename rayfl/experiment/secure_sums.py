@@ -40,6 +40,10 @@ def check_secure_sums(
         raise ConfigError(
             f"{_NAME}: the server sees sums alone, and aggregator={aggregator.name} needs every message: leave one out"
         )
+    if config.algorithm.own_rule:
+        raise ConfigError(
+            f"{_NAME}: the server sees sums alone, and {config.algorithm.name} needs every message: leave one out"
+        )
     if attack.on_messages and attack.message not in _ALONE:
         raise ConfigError(
             f"{_NAME}: attack.message={attack.message} is made of what honest clients send, which nobody sees: "

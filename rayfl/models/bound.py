@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
 from rayfl.models.anatomy import slots
@@ -94,6 +95,27 @@ class BoundModel:
         """
         now = {name: tensors[key] for tensors, key, name in self._slots if tensors[key] is not tree[name]}
         return [name for name, tensor in now.items() if tensor is None or not torch.equal(tensor, tree[name])]
+
+    def batch_norm_inputs(self, tree: Mapping[str, Tensor], x: Tensor) -> list[Tensor]:
+        """What batch normalizations read in evaluation mode, shape (b, channels, ...) each, in the order of the calls.
+
+        Args:
+            tree: tensors by name.
+            x: a batch of inputs on the device of the tree.
+        """
+        model, read = self._bind(tree, training=False), list[Tensor]()
+        hooks = [
+            module.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+            for module in model.modules()
+            if isinstance(module, _BatchNorm)
+        ]
+        try:
+            with self._arithmetic():
+                model.forward(self._laid_out(x))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [self._widened(one) for one in read]
 
     def release(self) -> None:
         """Lets go of the last tree."""

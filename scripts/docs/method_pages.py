@@ -179,6 +179,12 @@ def _kept(method: type[Algorithm]) -> str:
     private, robust = "clips what clients send and adds noise", "are possible"
     if method.no_privacy:
         private, robust = f"is refused: {method.no_privacy}", "are refused for the same reason"
+    messages = f"[Compression](../compression.md), attacks on messages and [robust rules](../attacks.md) {robust}"
+    if method.own_rule:
+        messages = (
+            "[Compression](../compression.md), but for secure aggregation, and [attacks on messages](../attacks.md) "
+            f"are possible; robust rules are not: {method.own_rule}"
+        )
     why_not = method().why_no_example_privacy()
     of_samples = f"is refused: {why_not}" if why_not else "is possible"
     return (
@@ -186,7 +192,7 @@ def _kept(method: type[Algorithm]) -> str:
         f"A client held out from training (`evaluation.unseen_clients`) {newcomer}.\n\n"
         f"[Differential privacy](../privacy.md) {private}. That "
         f"[of samples](../privacy.md#samples-in-place-of-clients) {of_samples}. "
-        f"[Compression](../compression.md), attacks on messages and [robust rules](../attacks.md) {robust}."
+        f"{messages}."
     )
 
 

@@ -18,6 +18,7 @@ ROUNDS = 30
 NEEDS = {
     "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
+    "fedap": "model=resnet9 train.local_epochs=1",
     "fedbn": "model=resnet9 train.local_epochs=1",
     "fedbuff": "system=sampled system.mode=buffered",
     "fedcm": "train.momentum=0",
@@ -28,6 +29,7 @@ NEEDS = {
     "fedrolex": "algorithm.scaler=false",
     "flexlora": "algorithm.ranks=[1,2,4]",
     "flora": "algorithm.ranks=[1,2,4]",
+    "fltrust": "holdout.public=100",
     "heterofl": "algorithm.scaler=false",
     "hetlora": "algorithm.ranks=[1,2,4]",
     "l2gd": "train.clients_per_round=all train.momentum=0",

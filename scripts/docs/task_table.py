@@ -97,12 +97,22 @@ _NOT_TRIED = (
 )
 
 
+class _OfTokens(nn.BatchNorm1d):
+    """Batch normalization of vectors along texts, shape (b, length, channels)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
 def normalized(spec: InputSpec) -> nn.Module:
-    """A small network with a normalization layer, for FedBN."""
+    """A small network with batch normalization, for FedBN and FedAP."""
     if spec.kind == "tokens":
-        return nn.Sequential(nn.Embedding(spec.vocabulary, 6), nn.LayerNorm(6), nn.Linear(6, spec.num_classes))
+        return nn.Sequential(nn.Embedding(spec.vocabulary, 6), _OfTokens(6), nn.Linear(6, spec.num_classes))
+    if spec.target == "mask":
+        channels = spec.shape[0]
+        return nn.Sequential(nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Conv2d(6, spec.num_classes, 1))
     inputs = math.prod(spec.shape)
-    return nn.Sequential(nn.Linear(inputs, 6), nn.LayerNorm(6), nn.Linear(6, spec.num_classes))
+    return nn.Sequential(nn.Linear(inputs, 6), nn.BatchNorm1d(6), nn.Linear(6, spec.num_classes))
 
 
 def sections(method: str, task: str) -> dict[str, Any]:
@@ -118,7 +128,7 @@ def sections(method: str, task: str) -> dict[str, Any]:
     content["train"] |= TRAIN.get(method, {})
     if METHODS[method].asynchronous:
         content["system"] = {"name": "sampled", "mode": "buffered", "concurrency": 4}
-    if method == "fedbn" and task != "segmentation":  # a U-Net has normalization layers
+    if method == "fedap" or (method == "fedbn" and task != "segmentation"):  # a U-Net has group normalization
         content["model"] = {"name": "scripts.docs.task_table:normalized", "head": "2"}
     if method in ADAPTED:
         content["model"] = {"name": "pretrained", "folder": _base(_BASES[task]), "adapter": {"r": 2}}

@@ -23,6 +23,7 @@ LATER = {
     ("cfl", "split_from"): "the round is over",
     ("ditto", "unseen"): "for clients never sampled, of which there are none",
     ("fedamp", "alpha"): "has fallen to alpha_min by then",
+    ("fedap", "warmup"): "the round is over",
     ("fedas", "align_first"): "for clients that take part for the first time",
     ("fedfomo", "explore"): "all clients that there are have been met",
     ("fedfomo", "explore_decay"): "all clients that there are have been met",

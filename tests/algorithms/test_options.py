@@ -93,7 +93,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     clients = [(x, y if client == 0 else y % 2) for client, (x, y) in enumerate(clients)]
     held = [(x[::2] + 0.3, y[::2]) for x, y in clients]
     dataset = ListDataset(clients, public=data.load_public() if case.public else None, validation=held)
-    task = {"fedbn": normalized_layers, "fedme": two_architectures}.get(name, two_layers)()
+    task = {"fedap": normalized_layers, "fedbn": normalized_layers, "fedme": two_architectures}.get(name, two_layers)()
     if settings.get("mode") == "lm":
         task = recurrent_layers()
     update = {**FOURS.model_dump(), "rounds": 3, "momentum": 0.5, **case.train, **training}

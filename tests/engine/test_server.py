@@ -241,3 +241,13 @@ def test_a_pass_without_samples_is_one_epoch() -> None:
 
     found = outcome(server().train({"value": torch.ones(2)}, shrinking, steps=4, each_epoch=look))
     assert_equal(found, *seen)
+
+
+def test_the_server_alone_has_the_labels_of_public_samples() -> None:
+    samples = shared_samples(5)
+    context = server().context
+    own = Server(TASK, context, CPU, lambda: samples.x, lambda: samples)
+    assert own.labelled_public() is samples and own.public() is samples.x
+    assert not hasattr(Client, "labelled_public")
+    with pytest.raises(RuntimeError, match="no public samples here"):
+        server().labelled_public()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 BASES: dict[str, dict[str, Any]] = {
+    "adcol": {"adversarial_weight": 2.0, "discriminator_hidden": 6, "server_lr": 0.1},
     "apple": {"relation_lr": 0.05, "relation_share": 0.9},
     "ccvr": {"virtual_features": 5, "server_epochs": 2},
     "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 0},
@@ -12,6 +13,8 @@ BASES: dict[str, dict[str, Any]] = {
     "elastic": {"sample_share": 0.9},
     "fedala": {"start_threshold": None, "start_passes": 2, "weight_lr": 0.5},
     "fedamp": {"sigma": 2.0, "alpha": 20.0, "alpha_every": 1, "alpha_min": 0.3},
+    "fedap": {"warmup": 0.4},
+    "fedaws": {"spread_margin": 1.5},
     "fedcac": {"collaboration_rounds": 3},
     "fedcm": {"alpha": 0.6},
     "fedcross": {"alpha": 0.6},
@@ -29,6 +32,7 @@ BASES: dict[str, dict[str, Any]] = {
         "generator_steps": 3,
         "regularized_epochs": 1,
     },
+    "fediir": {"penalty_weight": 0.3},
     "fedkd": {"energy_start": 0.6, "energy_end": 0.9},
     "fedmd": {"digest_batch_size": 4, "alignment_samples": 6},
     "fedme": {"cluster_rounds": (1,), "tuning_data": "train"},

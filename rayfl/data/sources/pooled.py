@@ -98,7 +98,8 @@ class PooledDataset(FederatedDataset):
 
     def public_labels(self) -> np.ndarray:
         """The labels of the public samples, without noise."""
-        return self._y[self._public].astype(self.spec.target_type, copy=False)
+        labels: np.ndarray = self._y[self._public].astype(self.spec.target_type, copy=False)
+        return labels
 
     def _take_public(self, count: int, streams: RandomStreams) -> np.ndarray:
         """Moves samples from the clients' train parts to the public part; returns their indices."""

@@ -117,7 +117,7 @@ def test_a_simplex_of_one_endpoint_has_the_update_variance_of_federated_averagin
 
 
 def test_each_way_of_asking_is_one_call(tmp_path: Path) -> None:
-    """What answers calls answers all three ways, and is told the same: who is asked, what counts, who may be missed."""
+    """What answers calls answers all four ways, and is told the same: who is asked, what counts, who may be missed."""
     world = World(tmp_path, 2)
 
     class Noting(Clients):
@@ -136,10 +136,14 @@ def test_each_way_of_asking_is_one_call(tmp_path: Path) -> None:
     assert_equal(clients.mean(update, [2, 0], sent), world.federation.mean(update, [2, 0], sent))
     groups = clients.means(world.algorithm.update_of_a_group, [1, 2], sent, required=True)
     assert_equal(groups["odd"], world.federation.mean(update, [1], sent))
+    alone = clients.each(update, [2, 0], sent, required=False)
+    assert list(alone) == [0, 2] and alone[2].weight == 30
+    assert_equal(alone[2].tree, world.federation.mean(update, [2], sent))
     assert list(clients.map(world.algorithm.visits, [3, 1], {}, counted=False)) == [1, 3]
     assert [(call.kind, call.clients, call.counted, call.required) for call in clients.calls] == [
         ("mean", (2, 0), True, None),
         ("mean", (1, 2), True, True),
+        ("each", (2, 0), True, False),
         ("map", (3, 1), False, None),
     ]
     assert clients.pooled == 6

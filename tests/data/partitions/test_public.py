@@ -99,6 +99,7 @@ def test_pooled_samples_are_moved_from_train_to_public(public: int) -> None:
     assert found.dtype == torch.float32
     numbers = found.flatten().tolist()
     assert numbers == sorted(numbers)
+    assert dataset.public_labels().tolist() == [number % 2 for number in numbers]
     for client, indices in enumerate(PARTS):
         before, after = without.load(client), dataset.load(client)
         for split in ("validation", "test"):
@@ -120,6 +121,7 @@ def test_natural_samples_are_moved_from_train_to_public(public: int, file: Path)
     assert found.dtype == torch.int64
     numbers = found[:, 0].tolist()
     assert numbers == sorted(numbers)
+    assert dataset.public_labels().tolist() == numbers
     everything = list(numbers)
     for client in range(3):
         before, after = without.load(client), dataset.load(client)

@@ -44,9 +44,7 @@ def changed(folder: Path, person: int, rows: np.ndarray) -> None:
 @pytest.mark.parametrize("step", [8, 16])
 def test_people_are_clients_and_windows_are_of_one_activity(tmp_path: Path, root: Path, step: int) -> None:
     found = pamap2_files(tmp_path / "PAMAP2_Dataset")
-    with pytest.raises(
-        DataError, match=r"PAMAP2_Dataset.zip exists, nor all .* `rayfl data prepare pamap2` \(add"
-    ):
+    with pytest.raises(DataError, match=r"PAMAP2_Dataset.zip exists, nor all .* `rayfl data prepare pamap2` \(add"):
         Pamap2Source().open()
     source = Pamap2Source(window=WINDOW, step=step)
     source.prepare(Order(place=str(tmp_path), offline=True))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from algorithms.adcol import ADCOL
 from algorithms.apple import APPLE
 from algorithms.fedamp import FedAMP
+from algorithms.fedap import FedAP
 from algorithms.feddistill import FedDistill
 from algorithms.feddwa import FedDWA
 from algorithms.fedfomo import FedFomo
 from algorithms.fedmd import FedMD
+from algorithms.fedpcl import FedPCL
 from algorithms.fedproto import FedProto
 from algorithms.fedtgp import FedTGP
 from algorithms.metafed import MetaFed
@@ -63,6 +66,25 @@ EXCHANGES = {
         averages=False,
         relabels=False,
     ),
+    "fedpcl": Case(
+        # prototypes of all clients that have sent any go down: more from round to round
+        FedPCL(),
+        uploads=lambda network: ("means", "exist"),
+        private=frozenset({"local", "prototypes"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+        one_layer=False,
+    ),
+    "adcol": Case(
+        # features of each sample are sent: how many is a client's own
+        ADCOL(adversarial_weight=2.0, discriminator_hidden=4, server_lr=0.1),
+        uploads=lambda network: ("features",),
+        private=frozenset({"local"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
     "metafed": Case(
         # the first client of all gets nothing, and each another model
         MetaFed(warmup_epochs=1, ready_above=0.5, select_on="train"),
@@ -73,6 +95,7 @@ EXCHANGES = {
         alike=False,
         distinct=True,
     ),
+    "fedap": Case(FedAP(warmup=0.5), averages=False, relabels=False, steady=False, train={"private_norm": "all"}),
     "pfedsim": Case(PFedSim(), relabels=False),
     "fedamp": Case(
         FedAMP(heuristic=False, sigma=2.0, alpha=0.5), private=frozenset({"personal"}), averages=False, relabels=False

@@ -20,6 +20,7 @@ from algorithms.feddyn import FedDyn
 from algorithms.fedexp import FedExP
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
+from algorithms.fediir import FedIIR
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
 from algorithms.fedmmd import FedMMD
@@ -33,6 +34,7 @@ from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fesem import FeSEM
+from algorithms.fltrust import FLTrust
 from algorithms.hierfavg import HierFAVG
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
@@ -49,6 +51,7 @@ from tests.support.cases.expected import (
     features,
     gated,
     gated_names,
+    head,
     no_names,
     nothing,
     prototypes,
@@ -135,6 +138,12 @@ GLOBAL_MODELS = {
         averages=False,
         train={"momentum": 0.0},
     ),
+    "fediir": Case(
+        FedIIR(aggregation="samples", penalty_weight=0.2),
+        down=lambda network: network.num_parameters + head(network),
+        up=lambda network: network.num_parameters + head(network),
+        averages=False,
+    ),
     "fedsr": Case(
         FedSR(length_weight=0.1, information_weight=0.05),
         down=lambda network: represented(network) + 2 * prototypes(network) + 1,
@@ -165,6 +174,8 @@ GLOBAL_MODELS = {
         averages=False,
     ),
     "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
+    "fltrust": Case(FLTrust(finetune_epochs=1), averages=False, public=True),
+    "fltrust-steps": Case(FLTrust(root_steps=3, server_lr=0.5), averages=False, public=True),
     "fedgen": Case(
         FedGen(label_weight=1, feature_weight=1, noise_dim=4, generator_hidden=8, generator_steps=5, finetune_epochs=1),
         down=lambda network: network.num_parameters + 8 * (4 + classes(network)) + 5 * 8 + 9 * features(network),

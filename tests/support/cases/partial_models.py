@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from algorithms.fedas import FedAS
+from algorithms.fedaws import FedAwS
 from algorithms.fedbabu import FedBABU
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
 from algorithms.feddbe import FedDBE
 from algorithms.fedetf import FedETF
+from algorithms.fedgc import FedGC
 from algorithms.fedgh import FedGH
 from algorithms.fednh import FedNH
 from algorithms.fedpac import FedPAC
@@ -19,6 +21,7 @@ from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.pfedfda import PFedFDA
 from algorithms.pfedhn import PFedHN
+from algorithms.pfl_da import PFLDA
 from tests.support.cases.base import Case
 from tests.support.cases.expected import (
     body,
@@ -45,6 +48,9 @@ PARTIAL_MODELS = {
     "lg-fedavg": Case(
         LGFedAvg(), down=head, up=head, uploads=head_names, private=frozenset({"personal"}), averages=False
     ),
+    "pfl-da": Case(
+        PFLDA(), down=head, up=head, uploads=head_names, private=frozenset({"personal", "head"}), averages=False
+    ),
     "fedrep": Case(
         FedRep(head_epochs=2, finetune_epochs=1),
         down=body,
@@ -59,6 +65,14 @@ PARTIAL_MODELS = {
         down=lambda network: framed(network, 7) + 7 * classes(network),
         up=lambda network: framed(network, 7),
         uploads=framed_names,
+        averages=False,
+        one_layer=False,
+    ),
+    "fedaws": Case(
+        FedAwS(spread_margin=1.5),
+        down=lambda network: body(network) + features(network) * classes(network),
+        up=lambda network: body(network) + (features(network) + 1) * classes(network),
+        uploads=lambda network: {*network.body_names, "sums", "weights"},
         averages=False,
         one_layer=False,
     ),
@@ -85,6 +99,16 @@ PARTIAL_MODELS = {
         up=gaussian,
         uploads=lambda network: {*body_names(network), "means", "covariance"},
         averages=False,
+        one_layer=False,
+    ),
+    "fedgc": Case(
+        FedGC(),
+        down=lambda network: body(network) + prototypes(network),
+        up=lambda network: body(network) + prototypes(network) + classes(network),
+        uploads=lambda network: {*body_names(network), "weight", "exist"},
+        private=frozenset({"personal"}),
+        averages=False,
+        relabels=False,
         one_layer=False,
     ),
     "fedpac": Case(
