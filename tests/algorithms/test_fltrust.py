@@ -169,7 +169,7 @@ def test_two_fifths_of_the_clients_do_not_stop_it_as_they_stop_federated_averagi
 
 
 def test_wrong_labels_of_clients_are_none_of_the_servers() -> None:
-    """The root set is clean: labels of public samples are those of the data set, whoever is malicious."""
+    """The root set is clean: labels of public samples are those of the data set, though clients are malicious."""
     inner = random_clients(SIZES, public=ROOT)
     poisoned = WithWrongLabels(inner, frozenset(range(4)), "flipped", toy_of().context.streams)
     assert (poisoned.public_labels() == inner.public_labels()).all()
