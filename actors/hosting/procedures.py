@@ -261,7 +261,7 @@ class Procedures:
     def _client(self, id: int, state: Tree, context: RoundContext) -> Client:
         own = self._own
         samples = own.samples.of(id)
-        work = WHOLE if self._job.kind == "evaluate" else context.work_of(id)
+        work = context.work_of(id) if context.train.stragglers and self._job.kind != "evaluate" else WHOLE
         return Client(id, state, samples, own.engine.task, context, own.engine.device, own.samples.public, work)
 
     def _error(self, error: Exception, client: int | str) -> ClientError:
