@@ -28,8 +28,11 @@ class GlobalGenerators:
         """Returns a warning for each generator that has been drawn from and was not named before.
 
         Args:
-            before: the states then.
+            before: the states then; none where nobody could have drawn: the states take longer to read than a small
+                client's evaluation.
         """
+        if not before:
+            return []
         after = self.states()
         drawn = [name for name, state in before.items() if state != after[name] and name not in self._said]
         self._said.update(drawn)
