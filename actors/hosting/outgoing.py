@@ -29,11 +29,13 @@ class Outgoing:
         job: job that the clients run.
         common: what all clients received.
         clients: the clients, before their procedures run.
+        bound: the norm that messages are clipped to; None without ``privacy``.
     """
 
-    def __init__(self, own: Equipment, job: Job, common: Tree, clients: Mapping[int, Client]) -> None:
-        self._own, self._job, self._common = own, job, common
-        self._bound = replace(own.context, moved_norm=job.moved_norm).clip_norm
+    def __init__(
+        self, own: Equipment, job: Job, common: Tree, clients: Mapping[int, Client], bound: float | None
+    ) -> None:
+        self._own, self._job, self._common, self._bound = own, job, common, bound
         self._residuals = {id: client.state.get(RESIDUAL) for id, client in clients.items()}
 
     def sent(self, client: Client, outcome: Any) -> Any:

@@ -21,7 +21,6 @@ from rayfl.aggregation.magnitudes import check_finite
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
-from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.stragglers import WHOLE
 from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.engine.updates.write_guard import WriteGuard
@@ -45,6 +44,9 @@ class Procedures:
         self._job = job
         self._common = common
         self._result = result
+        self._context = replace(
+            own.context, round=job.round, final=job.final, started=job.started, moved_norm=job.moved_norm
+        )
         self._next: tuple[int, ...] = ()
         self._storing = Storing(own, job)
         self._prefetched: tuple[tuple[int, ...], Inputs] | None = None
@@ -124,7 +126,7 @@ class Procedures:
         def check_inputs(id: int) -> None:
             self._check_shared(shared.get(id, common), id)
 
-        outgoing = Outgoing(own, job, self._common, clients)
+        outgoing = Outgoing(own, job, self._common, clients, self._context.clip_norm)
         own.running.begin(list(clients))
         unseeded = own.generators.states() if names_an_object(own.algorithm.name) else {}
         outcomes = run_procedures(coroutines, own.engine, own.running.switch_to, check_inputs)
@@ -200,14 +202,13 @@ class Procedures:
     ) -> tuple[dict[int, Client], dict[int, Coroutine[Any, Any, Any]], dict[int, Exception]]:
         """Returns the clients, their started procedures, and the errors of clients that do not fit into memory."""
         job, own = self._job, self._own
-        context = replace(own.context, round=job.round, final=job.final, started=job.started, moved_norm=job.moved_norm)
         clients: dict[int, Client] = {}
         coroutines: dict[int, Coroutine[Any, Any, Any]] = {}
         failed: dict[int, Exception] = {}
         procedure = getattr(own.algorithm, job.procedure)
         for id in ids:
             try:
-                client = self._client(id, states.pop(id), context)
+                client = self._client(id, states.pop(id))
                 given = {**own_dicts(self._common), **payloads.pop(id)}
                 if own.norm.names:
                     given = own.norm.joined(given, client.state, own.engine.device)
@@ -258,8 +259,8 @@ class Procedures:
         self._own.running.switch_to(tuple(sound))
         return self._own.scorer.score_together(sound, job.splits, self._own.samples.of)
 
-    def _client(self, id: int, state: Tree, context: RoundContext) -> Client:
-        own = self._own
+    def _client(self, id: int, state: Tree) -> Client:
+        own, context = self._own, self._context
         samples = own.samples.of(id)
         work = context.work_of(id) if context.train.stragglers and self._job.kind != "evaluate" else WHOLE
         return Client(id, state, samples, own.engine.task, context, own.engine.device, own.samples.public, work)
