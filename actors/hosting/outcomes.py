@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.hosting import transfers
 from actors.hosting.failures import too_little_memory
 from actors.hosting.job import Job
-from actors.hosting.transfers import join, move_trees, start_copy_to_cpu
 from algorithms.base import Algorithm
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.magnitudes import Extremes, NonFiniteError, extremes_of
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.diagnosis.tracebacks import own_definition, own_frames
+from rayfl.engine import transfers
+from rayfl.engine.transfers import join, move_trees, start_copy_to_cpu
 from rayfl.errors import ClientError, MethodError, text_of
 from rayfl.models.pretrained.products import contribution
 from rayfl.params import Tree, from_numpy, num_bytes, tensors

@@ -16,11 +16,11 @@ from actors.hosting.replies import found_of
 from actors.hosting.scoring import SplitScores
 from actors.hosting.state import Signature
 from actors.hosting.storing import Storing
-from actors.hosting.transfers import copy_stream
 from rayfl.aggregation.magnitudes import check_finite
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
 from rayfl.engine.client import Client
+from rayfl.engine.transfers import copy_stream
 from rayfl.engine.updates.stragglers import WHOLE
 from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.engine.updates.write_guard import WriteGuard

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.hosting.transfers import move_trees
 from rayfl.data.sources.base import Decoder
+from rayfl.engine.transfers import move_trees
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS
 from rayfl.metrics.answers import rouge_l, words

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actors.hosting.transfers import move_trees
 from algorithms.fedgen import FedGen, generated, heads_loss, shares
 from algorithms.parts.generators import diversity
+from rayfl.engine.transfers import move_trees
 from rayfl.params import Tree, copy, leaves
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.fedgen_toys import SMALL, TRAIN, fedavg, toy_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.hosting import building, outcomes, procedures, transfers
+from actors.hosting import building, outcomes, procedures
 from actors.hosting.building import build_host
 from actors.hosting.device_states import DeviceStateCache
 from actors.hosting.memory import SpillHandle
@@ -17,6 +17,7 @@ from actors.hosting.state import ClientStates
 from algorithms.ditto import Ditto
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.engine import transfers
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import from_numpy, tensors
 from tests.support.elsewhere import PRETENDED, context, elsewhere

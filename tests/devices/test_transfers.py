@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.hosting import transfers
-from actors.hosting.transfers import copy_stream, join, move_trees
+from rayfl.engine import transfers
+from rayfl.engine.transfers import copy_stream, join, move_trees
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.problems import CPU
 from tests.support.toys import assert_equal

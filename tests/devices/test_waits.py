@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from actors.hosting import transfers
-from actors.hosting.transfers import move_trees
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.scaffold import Scaffold
@@ -18,6 +16,8 @@ from algorithms.superfed import SuPerFed
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of
 from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
+from rayfl.engine import transfers
+from rayfl.engine.transfers import move_trees
 from rayfl.engine.updates.feed import Feed
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples, InputSpec
