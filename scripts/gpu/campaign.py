@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # ruff: noqa: E402
-"""Puts rayfl to the test on a GPU, in six parts of less than nine minutes each: is it right, how fast, what if not.
+"""Puts rayfl to the test on a GPU, in seven parts of less than nine minutes each: is it right, how fast, what if not.
 
     python scripts/gpu/campaign.py --part a --out FOLDER [--device cuda|cpu] [--only NAME,...] [--within SECONDS]
 
 Part a compares results with those of the CPU. Part b measures seconds, bytes and launches, and sets them against the
 goals. Part c lets things go wrong: memory that runs out, a lost context, an actor that is killed. Part d is about
 adapters over a pretrained base. Part e measures what else could be done: options that are off by default, and other
-ways to compute. Part f sets other simulators beside rayfl. Every check runs in a process of its own and may take a
+ways to compute. Part f sets other simulators beside rayfl. Part g is about
+the kinds of adapters. Every check runs in a process of its own and may take a
 limited time, so that one that hangs or dies costs nothing but itself. After each check all answers are in
 ``FOLDER/campaign-a.json``, and in the end on a page, ``FOLDER/campaign-a.md``.
 
@@ -42,6 +43,7 @@ PARTS = {
     "d": ("adapters", "output_layer"),
     "e": ("choices",),
     "f": ("peers",),
+    "g": ("kinds",),
 }
 """The modules of each part, in this order."""
 _WITHIN_S = 535
@@ -77,7 +79,7 @@ def run_one(part: str, name: str, record: Record) -> None:
 def main() -> int:
     """Runs the checks of one part; returns 1 where one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = "a: correct, b: fast, c: wrong, d: adapters, e: choices, f: peers"
+    what = "a: correct, b: fast, c: wrong, d: adapters, e: choices, f: peers, g: kinds of adapters"
     parser.add_argument("--part", choices=sorted(PARTS), help=what)
     parser.add_argument("--out", type=Path, help="folder of the answers, the logs and the page")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: the rehearsal")

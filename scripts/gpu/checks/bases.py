@@ -45,6 +45,7 @@ BASES: dict[str, tuple[str, dict[str, Any], InputSpec]] = {
         {**_SMALL_VIT, "image_size": 8, "patch_size": 2, "num_channels": 1},
         InputSpec("image", (1, 8, 8), 10),
     ),
+    "digits ViT-B/16": ("ViT", {**_VIT, "num_channels": 1}, InputSpec("image", (1, 224, 224), 10)),
     "many words": (
         "Llama",
         {**_LLAMA, "num_hidden_layers": 2, "vocab_size": 128256},

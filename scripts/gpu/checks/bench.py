@@ -23,6 +23,7 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.precision import set_arithmetic
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import InputSpec
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.architecture import Architecture
 from rayfl.models.base import Network
 from rayfl.tasks.classification import Classification
@@ -211,6 +212,7 @@ def federation(
     network: Network | None = None,
     augmentation: Augmentation | None = None,
     engine: Mapping[str, Any] = MappingProxyType({}),
+    privacy: PrivacyConfig | None = None,
     **train: Any,
 ) -> Toy:
     """One host in this process, with a client for each of the sizes.
@@ -228,6 +230,7 @@ def federation(
         network: in place of the architecture's.
         augmentation: of the images.
         engine: further options of the engine.
+        privacy: of clients or of their samples.
         train: of the training section.
     """
     generator = torch.Generator().manual_seed(0)
@@ -236,7 +239,10 @@ def federation(
     settings = {"rounds": 99, "clients_per_round": cohort or "all", "local_epochs": 1, "batch_size": 10, "lr": 0.01}
     task = Classification(network or architecture.network(spec))
     config = TrainConfig(**{**settings, **train})
-    toy = Toy(method, data, task, config, device=device, data_memory=data_memory, augmentation=augmentation)
+    limits = privacy or PrivacyConfig()
+    toy = Toy(
+        method, data, task, config, device=device, data_memory=data_memory, augmentation=augmentation, privacy=limits
+    )
     for host in toy.client_hosts:
         host.engine = Engine(task, device, EngineConfig(mode=mode, width=width, **engine))  # type: ignore[arg-type]
     return toy

@@ -144,10 +144,10 @@ def methods(record: Record) -> None:
     """Two rounds and an evaluation of every method, looped and stacked, in float64 against the CPU's."""
     from tests.support.cases import ALGORITHMS
 
-    _compared(record, spread(_method, ALGORITHMS))
+    compared(record, spread(_method, ALGORITHMS))
 
 
-def _compared(record: Record, found: Iterable[tuple[dict[str, float], dict[str, str]]]) -> None:
+def compared(record: Record, found: Iterable[tuple[dict[str, float], dict[str, str]]]) -> None:
     """Notes the largest differences and what is wrong, as they come; fails where something is."""
     worst, bad = dict[str, float](), dict[str, str]()
     for apart, wrong in found:
@@ -212,7 +212,7 @@ def models(record: Record) -> None:
     """A local update of every model, looped and stacked, with SGD and with Adam, against the CPU's."""
     from tests.models.test_zoo import SMALL
 
-    _compared(record, spread(_model, SMALL))
+    compared(record, spread(_model, SMALL))
 
 
 def _moved(data: Examples) -> Examples:

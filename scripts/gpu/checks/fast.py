@@ -21,6 +21,7 @@ from checks.bench import DEVICE, federation, peak_bytes, play, profiled, scaled,
 from checks.running import Check, Record
 from rayfl.config.cluster_section import ClusterConfig
 from rayfl.examples import InputSpec
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.zoo import TwoNN
 
 _DIGITS = InputSpec("image", (1, 28, 28), 10)
@@ -59,6 +60,7 @@ def _measured(
     mode: str = "vectorized",
     width: int = 1000,
     states: int | None = None,
+    privacy: PrivacyConfig | None = None,
 ) -> float:
     """Seconds of a round, which are noted with its bytes and launches.
 
@@ -70,8 +72,9 @@ def _measured(
         mode: looped or vectorized.
         width: clients stacked at a time.
         states: bytes of states that stay on the device; None: as many as by default.
+        privacy: of clients or of their samples.
     """
-    toy = federation(method, sizes, TwoNN(), _DIGITS, mode, width)
+    toy = federation(method, sizes, TwoNN(), _DIGITS, mode, width, privacy=privacy)
     by_default = device_state_memory_of(ClusterConfig(), DEVICE)
     toy.client_hosts[0]._device_states = DeviceStateCache(by_default if states is None else states)
     play(toy)
@@ -118,6 +121,20 @@ def stacked_against_looped(record: Record) -> None:
     record.goal("one by one to stacked, 100 TwoNN clients", "at least 15", ratio, ratio >= 15)
 
 
+def private_clients(record: Record) -> None:
+    """Rounds of 100 TwoNN clients, without privacy, with that of clients, and with that of samples (DP-SGD)."""
+    sizes, method = [scaled(100, 20)] * scaled(100, 8), FedAvg(aggregation="uniform")
+    plain = _measured(record, "without", method, sizes)
+    for name, privacy in {
+        "of clients": PrivacyConfig(clip_norm=1.0, noise_multiplier=1.0),
+        "of samples": PrivacyConfig(example_clip_norm=1.0, example_noise_multiplier=1.0),
+    }.items():
+        stacked = _measured(record, name, method, sizes, privacy=privacy)
+        record.note(f"{name} / without", stacked / plain)
+    looped = _measured(record, "of samples, one by one", method, sizes, "looped", privacy=privacy)
+    record.note("of samples: one by one to stacked", looped / stacked)
+
+
 def ragged_clients(record: Record) -> None:
     """Rounds of clients of 3 to 200 samples, stacked by 1,000 and by 32."""
     sizes = [int(size) for size in np.random.default_rng(0).integers(3, 201, scaled(1000, 20))]
@@ -150,6 +167,7 @@ CHECKS = (
     Check("thousand_clients", 60, "A round of 1,000 TwoNN clients", thousand_clients),
     Check("methods_of_two_models", 100, "SuPerFed, Ditto, FLOCO and FedPHP against FedAvg", methods_of_two_models),
     Check("stacked_against_looped", 30, "100 clients stacked and one by one", stacked_against_looped),
+    Check("private_clients", 60, "100 clients with privacy, and without", private_clients),
     Check("ragged_clients", 25, "Clients of 3 to 200 samples", ragged_clients),
     Check("evaluation", 30, "An evaluation of 200 clients", evaluation),
     Check("states", 60, "What states of clients cost", states),

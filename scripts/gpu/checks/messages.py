@@ -1,4 +1,4 @@
-"""Part a: what clients send is changed, compressed and judged as on the CPU: attacks, compression, robust rules."""
+"""Part a: clients' messages are changed, compressed, noised and judged as on the CPU."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from rayfl.messages.aggregators import (
 )
 from rayfl.messages.attack import AttackConfig
 from rayfl.messages.compressors import Quantize, RandomK, SecureAggregation, Sign, TopK
+from rayfl.messages.privacy import PrivacyConfig
 
 
 def _sections() -> dict[str, dict[str, Any]]:
@@ -35,7 +36,17 @@ def _sections() -> dict[str, dict[str, Any]]:
         "sign_flip": None, "gaussian": 1.0, "scaled": 10.0, "alie": None, "ipm": 0.5, "min_max": None, "min_sum": None,
     }  # fmt: skip
     attacks = [AttackConfig(clients=[1], message=name, strength=strength) for name, strength in strengths.items()]
+    of_clients, of_samples = (
+        {"clip_norm": 0.3, "noise_multiplier": 1.0}, {"example_clip_norm": 0.5, "example_noise_multiplier": 0.8}
+    )  # fmt: skip
+    private = {
+        "of clients": of_clients,
+        "of clients, by a quantile": {**of_clients, "target_quantile": 0.5, "count_noise": 1.0},
+        "of samples": of_samples,
+        "of both": {**of_clients, **of_samples},
+    }
     return {
+        **{f"privacy {name}": {"privacy": PrivacyConfig(**options)} for name, options in private.items()},
         **{f"aggregator {type(rule).__name__}": {"aggregator": rule} for rule in rules},
         **{
             f"compression {type(one).__name__}, feedback {one.error_feedback}": {"compression": one}
@@ -46,13 +57,16 @@ def _sections() -> dict[str, dict[str, Any]]:
 
 
 def messages(record: Record) -> None:
-    """Two rounds with each attack, compression and robust rule, looped and stacked, in float64 against the CPU's."""
+    """Two rounds with each attack, compression, privacy and robust rule, in both modes, in float64 against CPUs."""
     from algorithms.fedavg import FedAvg
     from tests.support.cases import toy_of
     from tests.support.cases.base import Case
     from tests.support.toys import random_clients
 
-    case, data = Case(FedAvg(), everyone=True), random_clients((9, 12, 6, 10, 7, 8, 11), dtype=torch.float64)
+    case, data = (
+        Case(FedAvg(aggregation="uniform"), everyone=True),
+        random_clients((9, 12, 6, 10, 7, 8, 11), dtype=torch.float64),
+    )
     places = torch.device("cpu"), DEVICE
     worst, bad = dict[str, float](), dict[str, str]()
     for name, section in _sections().items():
@@ -70,4 +84,4 @@ def messages(record: Record) -> None:
     assert not bad, f"{bad}"
 
 
-CHECKS = (Check("messages", 20, "Attacks, compression and robust rules against the CPU's", messages),)
+CHECKS = (Check("messages", 20, "Attacks, compression, privacy and robust rules against the CPU's", messages),)

@@ -18,6 +18,7 @@ _TITLES = {
     "d": "Adapters over a pretrained base",
     "e": "What else could be done?",
     "f": "How fast are others?",
+    "g": "Kinds of adapters",
 }
 _REHEARSAL = "**A rehearsal on a CPU**, with less work: its numbers say nothing about GPUs, nor about the goals."
 
