@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import ray
 from ray.util.placement_group import get_current_placement_group
 
 from actors.probing.actor import probe
@@ -17,6 +18,7 @@ from actors.probing.probe_calls import probe_calls
 from actors.processes.labels import check_version
 from actors.processes.placement import ActorOptions, Node, free_nodes, resources_of, room, whole_nodes
 from cluster.planning.autoscaling import AutoscalerRequest, demand
+from cluster.planning.model_memory import memory_warning
 from cluster.planning.plan import Plan, depends_on_measuring, final_plan
 from cluster.planning.resources import actors_between, plan_actors, wait_for_room
 from rayfl.config.schema import ExperimentConfig
@@ -76,9 +78,18 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
         plan = with_room(plan, saving, _asked_for(parts, sizes), planned)
     for line in plan.lines:
         _log.info("%s", line)
-    for line in plan.warnings:
+    for line in (*plan.warnings, *_models_too_large(parts, plan.options, usable)):
         _log.warning("%s", line)
     return replace(plan, options=replace(plan.options, begins_with=least))
+
+
+def _models_too_large(parts: Parts, options: ActorOptions, usable: Sequence[Node]) -> list[str]:
+    """Returns a warning if the models of actors on CPUs of this machine alone do not fit into its memory."""
+    if options.device != "cpu" or [node.id for node in usable] != [ray.get_runtime_context().get_node_id()]:
+        return []
+    # A custom task's ``network`` may be any object.
+    warning = memory_warning(getattr(parts.task.network, "num_parameters", 0), options.count)
+    return [warning] if warning else []
 
 
 def nodes_with_room(options: ActorOptions, least: int) -> list[Node]:

@@ -18,6 +18,7 @@ from cluster.rounds.recorder import Recorder
 from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
 from rayfl.aggregation.memory import of_rule
+from rayfl.diagnosis.host_memory import MemoryKills
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.system.schedule import PROCEDURE, Turnout
@@ -52,7 +53,7 @@ class Driver:
         self._recorder = recorder
         self._callbacks = list(callbacks)
         self._stop = stop
-        self._failures = 0
+        self._failures, self._kills = 0, MemoryKills()
         self._skipped = SkippedClients()
         self._anybody = False
         self._absent: dict[int, dict[int, Failure]] = {}
@@ -217,7 +218,7 @@ class Driver:
             if 0 <= self._config.max_failures < self._failures - death.investigated:
                 raise RunError(
                     f"gave up after {self._failures} failures (max_failures={self._config.max_failures}); "
-                    f"the last: {death}. Run the same command to continue from the last commit"
+                    f"the last: {death}{self._kills.remark()}. Run the same command to continue from the last commit"
                 ) from death
             try:
                 self._rewind()
@@ -225,7 +226,7 @@ class Driver:
             except HostDiedError as again:
                 death = again
         for callback in self._callbacks:
-            callback.on_failure(str(death), self.progress.rounds_completed)
+            callback.on_failure(f"{death}{self._kills.remark()}", self.progress.rounds_completed)
 
     def _undo(self, undone: RoundUndoneError) -> None:
         """Rewinds to the last commit, to repeat a round without the clients that failed in it."""
