@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -72,19 +73,25 @@ def summed(chosen: Tensor, top: Tensor, hits: Tensor, mask: Tensor | None = None
     Returns:
         Vectors as of :func:`batch_statistics`, shape (..., ``STATISTICS_SIZE``).
     """
-    chosen, confidence, correct = chosen.double(), top.double().exp(), hits[..., 0].double()
-    ones, among = torch.ones_like(confidence), hits.sum(-1)
+    confidence, correct = top.double().exp(), hits[..., 0].double()
+    rows = torch.stack(
+        [-chosen.double(), hits.sum(-1).double(), torch.ones_like(confidence), confidence, correct], dim=-2
+    )
     if mask is not None:
-        chosen, confidence, correct, ones, among = (
-            torch.where(mask, values, 0) for values in (chosen, confidence, correct, ones, among)
-        )
-    totals = torch.stack([ones.sum(-1), -chosen.sum(-1), correct.sum(-1), among.sum(-1).double()], -1)
-    bins = torch.arange(NUM_BINS, device=chosen.device)
-    inner = bins[1:].double() / NUM_BINS
+        rows, confidence = torch.where(mask[..., None, :], rows, 0), torch.where(mask, confidence, 0)
+    loss, among, ones, _, right = rows.sum(-1).unbind(-1)
+    bins, inner = _bins(chosen.device)
     # A product with indicators is deterministic on every device; scattered additions are not on CUDA.
     members = (torch.bucketize(confidence, inner)[..., None] == bins).double()
-    per_bin = torch.stack([ones, confidence, correct], -2) @ members
-    return torch.cat([totals, per_bin.flatten(-2)], -1)
+    per_bin = rows[..., 2:, :] @ members
+    return torch.cat([torch.stack([ones, loss, right, among], -1), per_bin.flatten(-2)], -1)
+
+
+@cache
+def _bins(device: torch.device) -> tuple[Tensor, Tensor]:
+    """The numbers of the bins, and the confidences between them."""
+    bins = torch.arange(NUM_BINS, device=device)
+    return bins, bins[1:].double() / NUM_BINS
 
 
 def metric_values(vectors: np.ndarray) -> dict[str, np.ndarray]:
