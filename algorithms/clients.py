@@ -12,7 +12,7 @@ import numpy as np
 
 from algorithms.calls import Call as Call
 from algorithms.calls import Replies as Replies
-from algorithms.receiving import as_sent, check_messages, combined, next_norm, released
+from algorithms.receiving import as_sent, check_cohort, check_messages, combined, next_norm, released
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
@@ -116,6 +116,7 @@ class Clients(ABC):
         """
         self._check_messages("mean", also is None)
         call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
+        check_cohort(self._context, cohort, call.procedure)
         if self._context.one_by_one:
             sent = self.call(replace(call, kind="each")).values
             return combined(self._context, sent, broadcast, call.procedure, self._releases, self.remembered)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from algorithms.base import setting
-from algorithms.parts.accumulators import ACCUMULATOR, averaging
-from algorithms.parts.newcomers import TrainedNewcomers
+from algorithms.parts.learned_mixture import LearnedMixture, mixture
 from algorithms.parts.partial import part
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -19,16 +17,12 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.batches import num_steps
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-from rayfl.objectives import Sum, function, loss
-from rayfl.optimization.optimizers import ParameterGroup
+from rayfl.objectives import loss
 from rayfl.params import Tree, copy, map_leaves
-from rayfl.tasks.base import Batch, Predictor, Task
-
-STREAM = ".ala"
-"""Suffix of the streams of the pass that learns the weights."""
+from rayfl.tasks.base import Predictor, Task
 
 
-class FedALA(TrainedNewcomers):
+class FedALA(LearnedMixture):
     """FedALA: federated averaging whose clients initialise element by element from the received and their own model.
 
     With w the received model, a_k the last p layers of the model that client k last trained, and W_k in [0, 1] of their
@@ -55,7 +49,6 @@ class FedALA(TrainedNewcomers):
     newcomer: ClassVar[str] = "w, mixed with the upper layers of a local update"
 
     layers: int = setting(1, "p", "layers, from the last one, that are mixed element by element", ge=1, kept=True)
-    weight_lr: float = setting(1.0, "eta", "learning rate of the weights; 0 is federated averaging", ge=0)
     data_share: float = setting(
         0.8,
         "s",
@@ -81,15 +74,11 @@ class FedALA(TrainedNewcomers):
     start_passes: int = setting(100, "", "largest number of passes of the start", ge=1, unless={"weight_lr": (0,)})
 
     def check(self, task: Task, context: RoundContext) -> None:
+        super().check(task, context)
         available = len(task.network.layers)
         if self.layers > available:
             raise ConfigError(
                 f"algorithm.layers is {self.layers}, but the model trains {available} layers: choose at most as many"
-            )
-        if context.train.max_grad_norm is not None:
-            raise ConfigError(
-                "FedALA's mixing weights make steps of their own, which train.max_grad_norm would clip with those of "
-                "the model: set train.max_grad_norm=null"
             )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
@@ -108,7 +97,7 @@ class FedALA(TrainedNewcomers):
 
     def mixed(self, client: Client, model: Tree, weights: Tree | None) -> Tree:
         """theta; the received model where there are no weights."""
-        return model if weights is None else {**model, **_mixture(client.state["upper"], model, weights)}
+        return model if weights is None else {**model, **mixture(client.state["upper"], model, weights)}
 
     async def learned(self, client: Client, model: Tree) -> Tree | None:
         """W_k for a received model; None for a client that has not trained yet."""
@@ -132,43 +121,10 @@ class FedALA(TrainedNewcomers):
         """One pass of the weights over their share of the samples, and the loss of its last mini-batch."""
         train, samples = client.context.train, client.num_samples
         once = num_steps(samples, train.batch_size, 1, train.drop_last)
-        like = next(iter(weights.values()))
-        trained = await client.train(
-            {
-                "weights": weights,
-                # of the client's own, since a pass in training mode writes to them
-                "buffers": part(model, client.task.network.buffer_names),
-                "loss": like.new_zeros(()),
-            },
-            self.objective,
-            frozen={"old": client.state["upper"], "received": part(model, client.task.network.parameter_names)},
-            lr=self.weight_lr,
-            momentum=0.0,
-            weight_decay=0.0,
-            groups={"weights": ParameterGroup(bounds=(0.0, 1.0), optimizer="sgd"), "loss": ACCUMULATOR},
-            steps=min(math.ceil(self.data_share * samples / (train.batch_size or samples)), once) if once else 0,
-            keep_optimizer=False,
-            stream=STREAM,
-        )
-        return trained["weights"], float(trained["loss"])
-
-    @property
-    def objective(self) -> Sum:
-        """The cross-entropy at theta as a function of W_k, whose last value is kept."""
-        return function(self._at_mixture)
-
-    def _at_mixture(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        received = frozen["received"]
-        mixture = _mixture(frozen["old"], received, trained["weights"])
-        value: Tensor = task.loss({**received, **trained.get("buffers", {}), **mixture}, batch)
-        return value + averaging(trained["loss"], value, 1.0)
+        steps = min(math.ceil(self.data_share * samples / (train.batch_size or samples)), once) if once else 0
+        return await self.weights_pass(client, client.state["upper"], model, weights, steps=steps)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]
         personal = self.mixed(client, model, await self.learned(client, model))
         return {"global": Predictor.of(model), "personalized": Predictor.of(personal)}
-
-
-def _mixture(old: Tree, received: Tree, weights: Tree) -> Tree:
-    """(1 - W) old + W received, exact at 0 and at 1."""
-    return {name: torch.lerp(old[name], received[name], weight) for name, weight in weights.items()}

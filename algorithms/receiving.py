@@ -15,6 +15,7 @@ from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_dev
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.memory import key_of
 from rayfl.aggregation.secure_sum import step_of
+from rayfl.aggregation.tree_noise import Draw, tree_noise
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ClientError, MethodError, RunError
 from rayfl.messages.aggregation_rule import Known
@@ -52,6 +53,26 @@ def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) ->
         raise MethodError(f"{why}; this is {asked}")
 
 
+def check_cohort(context: RoundContext, cohort: Sequence[int], procedure: str) -> None:
+    """Refuses a private mean over clients that are not of the round's cohort: epsilon counts who was sampled.
+
+    Args:
+        context: of the round.
+        cohort: who is asked.
+        procedure: for errors.
+
+    Raises:
+        MethodError: naming one of them.
+    """
+    if not context.privacy.on or not context.asked:
+        return
+    if others := sorted(set(cohort) - set(context.asked)):
+        raise MethodError(
+            f"privacy: {procedure} is asked of client {others[0]}, who is not of the round's cohort: epsilon "
+            "is that of clients that were sampled"
+        )
+
+
 def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
     """Returns the mean of the contributions; under ``privacy`` its private estimate.
 
@@ -64,9 +85,16 @@ def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
     if bound is None:
         return mean
     deviation = context.privacy.sum_noise_of(context.cohort_size) * bound
-    noise = context.streams.generator("privacy", context.round)
     received = private.reference_of(mean, broadcast)
-    return private.released(mean, received, total.count, context.cohort_size, deviation, noise)
+    return private.released(mean, received, total.count, context.cohort_size, deviation, _noise(context))
+
+
+def _noise(context: RoundContext) -> Draw:
+    privacy, streams, round = context.privacy, context.streams, context.round
+    if privacy.noise != "independent":
+        return tree_noise(streams, round, privacy.tree_rounds, every_node=privacy.noise == "honaker")
+    generator = streams.generator("privacy", round)
+    return lambda path, shape: generator.standard_normal(shape)
 
 
 def next_norm(context: RoundContext, within: int, count: int) -> float | None:

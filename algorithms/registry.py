@@ -17,6 +17,7 @@ from algorithms.ditto import Ditto
 from algorithms.drfa import DRFA
 from algorithms.elastic import Elastic
 from algorithms.fedadmm import FedADMM
+from algorithms.fedah import FedAH
 from algorithms.fedala import FedALA
 from algorithms.fedalt import FedALT
 from algorithms.fedamp import FedAMP
@@ -61,9 +62,11 @@ from algorithms.fednh import FedNH
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from algorithms.fedotp import FedOTP
 from algorithms.fedpac import FedPAC
 from algorithms.fedpcl import FedPCL
 from algorithms.fedper import FedPer
+from algorithms.fedpgp import FedPGP
 from algorithms.fedphp import FedPHP
 from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
@@ -108,6 +111,7 @@ from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedla import PFedLA
 from algorithms.pfedme import PFedMe
+from algorithms.pfedpara import PFedPara
 from algorithms.pfedsim import PFedSim
 from algorithms.pfl_da import PFLDA
 from algorithms.qfedavg import QFedAvg
@@ -159,6 +163,7 @@ METHODS: dict[str, type[Algorithm]] = {
         Floco,
         FlocoPlus,
         FedPer,
+        PFedPara,
         LGFedAvg,
         PFLDA,
         FedRep,
@@ -172,6 +177,7 @@ METHODS: dict[str, type[Algorithm]] = {
         PFedFDA,
         FedDBE,
         FedALA,
+        FedAH,
         FedAS,
         FLUTE,
         FedCP,
@@ -219,6 +225,8 @@ METHODS: dict[str, type[Algorithm]] = {
         L2GD,
         FedDPA,
         FedALT,
+        FedPGP,
+        FedOTP,
         HetLoRA,
         FLoRA,
         FLTrust,

@@ -6,8 +6,8 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``init.hyper``, ``init.generator``, ``init.adapters``, ``init.classifier``, ``ranks``, ``widths``, ``units``,
 ``split``, ``holdout``, ``sampling``, ``batches``, ``digest``, ``augment``, ``mix``, ``dropout``, ``coin``, ``public``,
 ``noise``, ``clients``, ``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``,
-``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``, ``attack.labels``,
-``attack.backdoor``, ``aggregator.<call>``, ``topology``, ``mask``,
+``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``,
+``privacy.tree.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``, ``topology``, ``mask``,
 ``edges``, ``dispatch``, ``secure_sum``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """

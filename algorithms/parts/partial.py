@@ -15,6 +15,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.requests import Objective
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.models.factorization import OWN_FACTORS
 from rayfl.objectives import TRAINED, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Model, Predictor, Task
@@ -32,22 +33,37 @@ class PartialModel(Averaging):
     newcomer: ClassVar[str] = "the shared part, and a part of its own that it fits to that, which stays as it is"
 
     head_group: Literal[
-        "last_layer", "classifier_block", "none", "all", "lora_a", "lora_b", "adapters", "lora_b_and_head"
+        "last_layer",
+        "classifier_block",
+        "none",
+        "all",
+        "lora_a",
+        "lora_b",
+        "adapters",
+        "lora_b_and_head",
+        "own_factors",
+        "own_factors_and_head",
     ] = setting(
         "last_layer",
         "K_P",
         "the head: the last linear layer, the model's classifier block (all fully connected layers of a convolutional "
         "net; the SuPerFed tables), nothing, or everything; of a pretrained model's adapters one factor, both, or B "
-        "with the last layers (in FedPer: FedSA-LoRA); the rest is the body",
+        "with the last layers (in FedPer: FedSA-LoRA); the second factors of model.factorize=pfedpara, without or with "
+        "the last layer (in FedPer: pFedPara); the rest is the body",
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         proper = self.head_group not in ("none", "all")
-        if self.head_group in _OF_ADAPTERS and not task.network.groups:
+        if self.head_group in _OF_ADAPTERS and "adapters" not in task.network.groups:
             raise ConfigError(
                 f"algorithm.head_group is {self.head_group}, but this model has no adapters: set model=pretrained, or "
                 "head_group=last_layer"
+            )
+        if self.head_group in _OF_WEIGHTS and OWN_FACTORS not in task.network.groups:
+            raise ConfigError(
+                f"algorithm.head_group is {self.head_group}, but no weight of this model is W1 * (W2 + 1) with factors "
+                "of W2 for the client: set model.factorize=pfedpara (docs/models.md#low-rank-factors)"
             )
         if self.head_group in _OF_FACTORS:
             check_low_rank(f"algorithm.head_group={self.head_group}", task.network)
@@ -66,6 +82,7 @@ class PartialModel(Averaging):
 
     def head(self, network: Network) -> tuple[str, ...]:
         """Names of the tensors of the head."""
+        own = network.groups.get(OWN_FACTORS, ())
         groups = {
             "last_layer": network.head_names,
             "classifier_block": network.classifier_names,
@@ -73,6 +90,8 @@ class PartialModel(Averaging):
             "all": network.parameter_names + network.buffer_names,
             **{name: network.groups.get(name, ()) for name in ("lora_a", "lora_b", "adapters")},
             "lora_b_and_head": network.groups.get("lora_b", ()) + network.groups.get("head", ()),
+            "own_factors": own,
+            "own_factors_and_head": own + network.head_names,
         }
         return groups[self.head_group]
 
@@ -183,6 +202,7 @@ class PartialModel(Averaging):
 
 _OF_FACTORS = ("lora_a", "lora_b", "lora_b_and_head")
 _OF_ADAPTERS = (*_OF_FACTORS, "adapters")
+_OF_WEIGHTS = ("own_factors", "own_factors_and_head")
 
 
 def shared_part(server: Tree) -> Tree:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.parts.partial import part
+from algorithms.parts.requirements import check_no_factors_in_head
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.params import Tree
@@ -22,7 +23,7 @@ def body(network: Network) -> tuple[str, ...]:
 
 
 def check_replaceable(method: str, network: Network) -> None:
-    """Refuses a model whose last layer is computed of other tensors, such as a context of texts.
+    """Refuses a model whose last layer is computed of other tensors: factors, or a context of texts.
 
     Args:
         method: what to call the method.
@@ -31,6 +32,7 @@ def check_replaceable(method: str, network: Network) -> None:
     Raises:
         ConfigError: naming the fix.
     """
+    check_no_factors_in_head(method, network)
     if network.groups.get("context"):
         raise ConfigError(
             f"{method} has a classifier of its own in the place of the last layer, which this model makes of a context "

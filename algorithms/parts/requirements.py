@@ -10,6 +10,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
+from rayfl.models.factors import FIRST
 from rayfl.tasks.base import Task, Trait
 
 _TRAITS: Mapping[Trait, str] = {
@@ -68,8 +69,10 @@ def check_head(method: str, network: Network, bias: bool = False) -> None:
         bias: whether the layer's bias, if it has one, must be trained as well.
 
     Raises:
-        ConfigError: the weight of the last layer requires no gradient, and so is in no model of a client or the server.
+        ConfigError: the weight of the last layer is in no model of a client or the server: it requires no gradient, or
+            has factors in its place.
     """
+    check_no_factors_in_head(method, network)
     if network.head_is_fixed:
         raise ConfigError(
             f"{method} needs the last layer's weight to be trained, but in this model {network.head_weight!r} has "
@@ -80,6 +83,23 @@ def check_head(method: str, network: Network, bias: bool = False) -> None:
         raise ConfigError(
             f"{method} trains the last layer, but in this model {name!r} has requires_grad=False: leave it on there, "
             "or choose another method"
+        )
+
+
+def check_no_factors_in_head(method: str, network: Network) -> None:
+    """Refuses a model whose last layer has factors in the place of its weight.
+
+    Args:
+        method: what to call the method, which works on that weight or replaces it.
+        network: the model.
+
+    Raises:
+        ConfigError: naming the fix.
+    """
+    if any(name.endswith(FIRST) for name in network.head_names):
+        raise ConfigError(
+            f"{method} needs the last layer's weight, but in this model factors have taken its place: set "
+            "model.factorize.layers=hidden, or choose another method"
         )
 
 

@@ -76,7 +76,7 @@ class Submodels(Averaging):
         super().check(task, context)
         network: Any = task.network
         fix = "choose a model of linear layers and convolutions (model=two_nn, two_cnn, vgg9, resnet9, ...)"
-        if network.groups:
+        if "adapters" in network.groups:
             raise ConfigError(f"{self.name} needs a model that is cut by width, not a transformer with adapters: {fix}")
         try:
             units = network.units

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rayfl.aggregation.contributions import Weighted
+from rayfl.aggregation.tree_noise import Draw
 from rayfl.params import Tree, from_leaves, leaves
 
 
@@ -89,7 +90,7 @@ def released(
     count: int,
     expected: int,
     deviation: float,
-    generator: np.random.Generator,
+    draw: Draw,
 ) -> Tree:
     """Returns the private estimate of a mean: ``received + (sum of the changes + noise) / expected``.
 
@@ -98,13 +99,13 @@ def released(
         received: by path, what they are changes of.
         count: contributions.
         expected: m, how many there are expected to be.
-        deviation: standard deviation of the normal noise on each element of the sum.
-        generator: of the noise.
+        deviation: of independent noise on each element of the sum; of a tree's noise, that of one node.
+        draw: gives the noise of each leaf.
     """
     made: Tree = {}
     for path, leaf in leaves(mean):
         start = received[path].double()
-        noise = torch.as_tensor(generator.standard_normal(tuple(leaf.shape)), dtype=torch.float64)
+        noise = torch.as_tensor(draw(path, tuple(leaf.shape)), dtype=torch.float64)
         made[path] = (start + ((leaf.double() - start) * count + deviation * noise) / expected).to(leaf.dtype)
     return from_leaves(made)
 

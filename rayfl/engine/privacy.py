@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
+from functools import cache
+from typing import Literal
 
+import numpy as np
+
+from rayfl.aggregation.tree_noise import squared_sensitivity
+from rayfl.engine.updates.cohorts import cyclic_attendances
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.messages.privacy import PrivacyConfig
 
@@ -32,30 +39,92 @@ def promise(privacy: PrivacyConfig, train: TrainConfig, clients: int, rounds: in
 def epsilon(privacy: PrivacyConfig, train: TrainConfig, clients: int, rounds: int) -> float:
     """Returns epsilon of (epsilon, delta)-differential privacy where data sets differ by one client, there or not.
 
-    It is that of the Poisson-sampled normal mechanism (Mironov, Talwar, Zhang, 2019), by opacus. A round without any
-    client adds no noise; the probability that there is one is taken from delta.
+    With Poisson sampling it is that of the Poisson-sampled normal mechanism (Mironov, Talwar, Zhang, 2019), by opacus.
+    A round without any client adds no noise; the probability that there is one is taken from delta.
+
+    Where it is known who takes part in which round, all rounds together are one normal mechanism: what the client that
+    changes most changes of all sums that are noised, over their noise. A client that is not there is then one that
+    sends no change.
 
     Args:
         privacy: its section; noise is added.
         train: says who is sampled.
         clients: K.
-        rounds: T.
+        rounds: T, at least 1.
+
+    Raises:
+        ValueError: nothing is promised for these options together.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its orders, one is at the edge for very little or very much noise
         from opacus.accountants import RDPAccountant
 
         accountant = RDPAccountant()
-        accountant.history = [(privacy.noise_multiplier, _rate(train, clients), rounds)]
+        if known_cohorts(privacy, train, clients):
+            most = largest_sensitivity(privacy.noise, privacy.tree_rounds, clients, _size(train, clients), rounds)
+            accountant.history = [(privacy.noise_multiplier / most, 1.0, 1)]
+        else:
+            accountant.history = [(privacy.noise_multiplier, _rate(train, clients), rounds)]
         found: float = accountant.get_epsilon(privacy.delta_of(clients) - without_clients(train, clients, rounds))
     return float(found)
 
 
+def known_cohorts(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> bool:
+    """Returns whether epsilon is that of clients of whom it is known in which rounds they take part.
+
+    Args:
+        privacy: its section.
+        train: says who is sampled.
+        clients: K.
+
+    Raises:
+        ValueError: the noise is that of a tree, and a client may be in any round; or cohorts are cyclic, and a count of
+            clients is released, too.
+    """
+    tree, some = privacy.noise != "independent", _size(train, clients) < clients
+    if some and tree and train.sampling != "cyclic":
+        raise ValueError(f"privacy.noise={privacy.noise} has no epsilon with train.sampling={train.sampling}")
+    if some and train.sampling == "cyclic" and privacy.target_quantile is not None:
+        raise ValueError("privacy.target_quantile has no epsilon with train.sampling=cyclic")
+    return tree or (some and train.sampling == "cyclic")
+
+
+@cache
+def largest_sensitivity(
+    noise: Literal["independent", "tree", "honaker"], tree_rounds: int | None, clients: int, size: int, rounds: int
+) -> float:
+    """Returns the largest Euclidean norm of what one client changes of all sums that are noised, in units of C.
+
+    It is for cyclic cohorts. Other clients' messages count as fixed: they depend on the client by what was released
+    before alone, as the composition of normal mechanisms allows.
+
+    Args:
+        noise: ``privacy.noise``.
+        tree_rounds: ``privacy.tree_rounds``.
+        clients: K.
+        size: m, the size of a cohort.
+        rounds: T, at least 1.
+    """
+    found = 0
+    for attended in cyclic_attendances(clients, size, rounds):
+        if noise == "independent":
+            found = max(found, int(np.count_nonzero(attended)))
+        else:
+            found = max(found, squared_sensitivity(attended, tree_rounds, every_node=noise == "honaker"))
+    return math.sqrt(found)
+
+
 def without_clients(train: TrainConfig, clients: int, rounds: int) -> float:
     """Returns a bound of the probability that a round has no client."""
+    if train.sampling == "cyclic":
+        return 0.0
     return rounds * float((1 - _rate(train, clients)) ** clients)
 
 
-def _rate(train: TrainConfig, clients: int) -> float:
+def _size(train: TrainConfig, clients: int) -> int:
     wanted = train.clients_per_round
-    return 1.0 if wanted == "all" else min(wanted / clients, 1.0)
+    return clients if wanted == "all" else min(wanted, clients)
+
+
+def _rate(train: TrainConfig, clients: int) -> float:
+    return _size(train, clients) / clients

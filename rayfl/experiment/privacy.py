@@ -30,8 +30,10 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
         ConfigError: naming the option and the fix.
     """
     privacy, train, algorithm = config.privacy, config.train, config.algorithm
-    if train.sampling == "poisson" and not isinstance(config.system, NoSystem):
-        raise ConfigError("train.sampling=poisson: simulated devices (system) draw cohorts of their own; leave one out")
+    if train.sampling != "fixed" and not isinstance(config.system, NoSystem):
+        raise ConfigError(
+            f"train.sampling={train.sampling}: simulated devices (system) draw cohorts of their own; leave one out"
+        )
     if not privacy.on:
         return
     if why := algorithm.no_privacy:
@@ -53,8 +55,8 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
     if not privacy.noise_multiplier:
         _log.warning("privacy.noise_multiplier is 0: messages are clipped, and nothing is private")
         return
-    if context.cohort_size < context.num_clients and train.sampling != "poisson":
-        raise ConfigError("privacy: what is promised is known for Poisson sampling: set train.sampling=poisson")
+    if context.cohort_size < context.num_clients:
+        _check_sampling(privacy, train)
     if train.private_norm == "none" and private_names(task.network, "statistics"):
         raise ConfigError(
             "privacy: running variances of normalization layers, sent with the model, could become negative by noise: "
@@ -72,6 +74,24 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
             privacy.count_noise_of(context.cohort_size), noise, privacy.noise_multiplier,
         )  # fmt: skip
     _log.info("%s", promise(privacy, train, context.num_clients, train.rounds))
+
+
+def _check_sampling(privacy: PrivacyConfig, train: TrainConfig) -> None:
+    if privacy.noise != "independent" and train.sampling != "cyclic":
+        raise ConfigError(
+            f"privacy.noise={privacy.noise}: epsilon depends on how often a client takes part and in which rounds, and "
+            f"with train.sampling={train.sampling} it may be in any: set train.sampling=cyclic"
+        )
+    if train.sampling == "fixed":
+        raise ConfigError(
+            "privacy: what is promised is known for Poisson sampling, and for cohorts in a fixed order: set "
+            "train.sampling=poisson or cyclic"
+        )
+    if train.sampling == "cyclic" and privacy.target_quantile is not None:
+        raise ConfigError(
+            "privacy.target_quantile: with train.sampling=cyclic a client that is not there stands for one that sends "
+            "no change, of which the count of short changes says more than is noised: set train.sampling=poisson"
+        )
 
 
 def _check_delta(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> None:

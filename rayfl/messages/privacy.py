@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -13,6 +14,7 @@ class PrivacyConfig(BaseModel):
     """Differential privacy of clients (McMahan et al., ICLR 2018), and of their samples (Abadi et al., CCS 2016).
 
     The norm of clients' changes may follow a quantile of these (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021).
+    Noise may be that of a tree over the rounds (DP-FTRL; Kairouz et al., ICML 2021).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,6 +34,15 @@ class PrivacyConfig(BaseModel):
     )
     delta: float | None = Field(
         None, gt=0, lt=1, description="of (epsilon, delta)-differential privacy; null: K^-1.1 of K clients"
+    )
+    noise: Literal["independent", "tree", "honaker"] = Field(
+        "independent",
+        description="independent: every round has noise of its own; tree: sums over rounds have as little noise as a "
+        "binary tree over the rounds allows (DP-FTRL), of the standard deviation z C for each of its nodes; honaker: "
+        "less, by an estimate from all nodes",
+    )
+    tree_rounds: int | None = Field(
+        None, ge=1, description="a new tree begins after this number of rounds; null: one tree for all rounds"
     )
     target_quantile: float | None = Field(
         None,
@@ -133,6 +144,20 @@ class PrivacyConfig(BaseModel):
             )
         if self.delta is not None and not self.noise_multiplier:
             raise ValueError("delta without noise: set privacy.noise_multiplier, or drop delta")
+        return self
+
+    @model_validator(mode="after")
+    def _noise_of_a_tree(self) -> PrivacyConfig:
+        if self.noise == "independent":
+            if self.tree_rounds is not None:
+                raise ValueError("tree_rounds is of the noise of a tree: set privacy.noise=tree, or drop it")
+            return self
+        if not self.noise_multiplier:
+            raise ValueError(f"noise={self.noise} is how noise is drawn: set privacy.noise_multiplier, or drop it")
+        if self.target_quantile is not None:
+            raise ValueError(
+                f"noise={self.noise}: what is promised is known for one norm in all rounds: leave target_quantile out"
+            )
         return self
 
     @model_validator(mode="after")

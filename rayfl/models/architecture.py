@@ -37,10 +37,14 @@ class Architecture(BaseModel):
             ModelError: the model does not fit the inputs.
         """
 
+    def whole(self, spec: InputSpec) -> ClassificationModel:
+        """The model as it is trained: that of :meth:`build`, unless weights of it are replaced; errors as there."""
+        return self.build(spec)
+
     def network(self, spec: InputSpec) -> Network:
-        """The stateless view of :meth:`build`; raises ModelError if it fits neither the inputs nor into memory."""
+        """The stateless view of :meth:`whole`; raises ModelError if it fits neither the inputs nor into memory."""
         try:
-            return Network(partial(self.build, spec))
+            return Network(partial(self.whole, spec))
         except Exception as error:
             if not lacks_host_memory(error):
                 raise

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import NAME, Architecture
+from rayfl.models.architecture import NAME
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 
 
-class AttentionPooling(Architecture):
+class AttentionPooling(Factorizable):
     """Gated attention over the instances of a bag (Ilse et al., 2018, equation 9), each a vector.
 
     A linear layer embeds each instance. The bag is the mean of its instances' embeddings, weighted by attention: the

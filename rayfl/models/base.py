@@ -41,8 +41,8 @@ class Network(BoundModel):
         layers: ``parameter_names`` grouped by the module that owns them; stacked recurrent layers are one group.
         unstacked_layers: ``layers``, but every one of stacked recurrent layers is a group of its own.
         head_weight: name of the head's weight matrix, shape (C, f).
-        head_shape: shape (C, f) of the head's weight matrix, which may be fixed.
-        head_is_fixed: whether the head's weight matrix requires no gradient, and so is in no tree.
+        head_shape: shape (C, f) of the head's weight matrix.
+        head_is_fixed: whether the head's weight matrix is in no tree: it requires no gradient, or has factors.
         head_names: parameters of the head.
         body_names: all parameters but the head's.
         classifier_names: parameters of the classifier block.
@@ -92,7 +92,7 @@ class Network(BoundModel):
         self.unstacked_layers = grouped(
             self.parameter_names, lambda name: (owner_of(name), stacked_at(name) if owner_of(name) in recurrent else "")
         )
-        self.head_is_fixed = self.head_weight in self._fixed_parameters
+        self.head_is_fixed = self.head_weight not in self.parameter_names
         self.head_names = under(self.parameter_names, (skeleton.head_module,))
         self.body_names = tuple(name for name in self.parameter_names if name not in self.head_names)
         self.classifier_names = under(self.parameter_names, skeleton.classifier_modules)
@@ -113,7 +113,7 @@ class Network(BoundModel):
         self.vectorizable = not self.why_not_vectorizable
         self.why_not_twice_stacked = next(filter(None, map(second_obstacle, skeleton.modules())), "")
         check_model(skeleton, everything, self.parameter_names)
-        self.head_shape = tuple(everything[self.head_weight].shape)
+        self.head_shape = tuple(skeleton.get_submodule(skeleton.head_module).weight.shape)  # type: ignore[arg-type]
         self._fixed = self._fixed_of(skeleton)
 
     def settle(self, seed: int) -> None:

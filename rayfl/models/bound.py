@@ -150,7 +150,7 @@ class BoundModel:
         if device != self._device:
             self._bind_fixed(device)
             self._device = device
-        if self._reduced is not None and tree[self.head_weight].dtype == torch.float64:
+        if self._reduced is not None and tree[self._tree_names[0]].dtype == torch.float64:
             raise ModelError(f"a model in float64 cannot compute in {self._reduced}: set engine.precision=float32")
         for module in self._recurrent:
             weights: list[Any] = [getattr(module, name) for name in module._flat_weights_names]

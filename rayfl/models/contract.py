@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rayfl.errors import ModelError
 from rayfl.models.anatomy import under
 from rayfl.models.classification import ClassificationModel
+from rayfl.models.factors import Factorized
 
 
 def check_model(skeleton: ClassificationModel, everything: Collection[str], trained: Collection[str]) -> None:
@@ -24,7 +25,8 @@ def check_model(skeleton: ClassificationModel, everything: Collection[str], trai
         ModelError: naming the model and the fix.
     """
     model, head_weight = type(skeleton).__name__, f"{skeleton.head_module}.weight"
-    if head_weight not in everything:
+    has_factors = isinstance(dict(skeleton.named_modules()).get(skeleton.head_module), Factorized)
+    if head_weight not in everything and not has_factors:
         why = _why_no_weight(skeleton, everything)
         raise ModelError(f"model {model}: head_module is {skeleton.head_module!r}, but {why}")
     if not trained:
@@ -35,7 +37,7 @@ def check_model(skeleton: ClassificationModel, everything: Collection[str], trai
     for module in skeleton.classifier_modules:
         if not under(everything, (module,)):
             raise ModelError(f"model {model}: classifier_modules names {module!r}, which has no parameters")
-    if head_weight not in under(everything, skeleton.classifier_modules):
+    if not has_factors and head_weight not in under(everything, skeleton.classifier_modules):
         raise ModelError(f"model {model}: classifier_modules must contain the head {skeleton.head_module!r}")
     if any(isinstance(m, _BatchNorm) and m.track_running_stats and m.momentum is None for m in skeleton.modules()):
         raise ModelError(f"model {model}: batch normalization needs a momentum, a cumulative average has none")

@@ -12,10 +12,11 @@ from torch.nn import functional
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 from rayfl.models.stacked import StackedNet, linear_stack, map_shape
 
 
-class TwoCNN(Architecture):
+class TwoCNN(Factorizable):
     """The convolutional net of McMahan et al. (2017, section 3): 1,663,370 parameters for (1, 28, 28), 10 classes.
 
     With ``padding: 0`` it is PFLlib's "4-layer CNN" (``FedAvgCNN``): 582,026 parameters for (1, 28, 28) and 10 classes,
@@ -35,7 +36,7 @@ class TwoCNN(Architecture):
         return initialized(_convolutional(self, spec, width=512, padding=self.padding), self.init)
 
 
-class LeafCNN(Architecture):
+class LeafCNN(Factorizable):
     """The FEMNIST net of LEAF (Caldas et al., 2018): 6,603,710 parameters for (1, 28, 28) and 62 classes."""
 
     name: Literal["leaf_cnn"] = Field(default="leaf_cnn", description=NAME)
@@ -88,7 +89,7 @@ def _convolutional(config: Architecture, spec: InputSpec, width: int, padding: i
     return ConvolutionalNet((channels, rows, columns), width, spec.num_classes, padding)
 
 
-class TFCNN(Architecture):
+class TFCNN(Factorizable):
     """The net of TensorFlow's tutorial on CIFAR, as FedPHP (Li et al., 2021) calls it, in three forms.
 
     Three 3x3 convolutions of 32, 64 and 64 channels with ReLU. For (3, 32, 32) and 10 classes:
@@ -122,7 +123,7 @@ class TFCNN(Architecture):
         return net
 
 
-class ReddiCNN(Architecture):
+class ReddiCNN(Factorizable):
     """The FEMNIST net of Reddi et al. (2021): 1,206,590 parameters for (1, 28, 28) and 62 classes.
 
     3x3 convolutions without padding, ReLU, one 2x2 pooling after the last of them, dropout 0.25, a hidden layer of

@@ -13,8 +13,9 @@ from torch.nn.parameter import is_lazy
 from rayfl.errors import ModelError, RayflError, text_of
 from rayfl.examples import InputSpec
 from rayfl.models.anatomy import named_tensors
-from rayfl.models.architecture import NAME, Architecture
+from rayfl.models.architecture import NAME
 from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.factorization import Factorizable
 from rayfl.models.split import PixelModel, SplitModel, is_pixelwise
 from rayfl.models.tryout import made_up_inputs, try_out, try_training
 from rayfl.naming.objects import import_object, names_an_object
@@ -30,7 +31,7 @@ _HELD = (
 )
 
 
-class CustomModel(Architecture):
+class CustomModel(Factorizable):
     """A user's own model, made by a function that is named as my_package.my_module:factory.
 
     The function is called with an :class:`~rayfl.examples.InputSpec` and returns a
@@ -102,6 +103,12 @@ class CustomModel(Architecture):
                 raise ModelError(f"{self._label}: {_LEFT_BEHIND if trained else self._otherwise_made}")
             if not _follows_its_tree(network, self._as_model(module, spec), x):
                 raise ModelError(f"{self._label}: {_HELD}")
+        return network if self.factorize is None else self._with_factors(spec)
+
+    def _with_factors(self, spec: InputSpec) -> Network:
+        network = super().network(spec)
+        try_out(network, spec, self._label)
+        try_training(network, spec, self._label)
         return network
 
     @property

@@ -8,13 +8,14 @@ from pydantic import Field
 from torch import nn
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
+from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 from rayfl.models.normalization import NORMALIZATION, Normalization, normalize_by
 from rayfl.models.stacked import StackedNet, linear_stack, map_shape
 
 
-class MobileNet(Architecture):
+class MobileNet(Factorizable):
     """The MobileNet of SuPerFed's code (KDD 2022): 364,480 parameters for (3, 64, 64) and 200 classes.
 
     A 3x3 convolution of 32 channels (stride 2), four blocks of 64, 128, 256 and 512 channels, each a depthwise 3x3

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
+from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 
 
-class TwoNN(Architecture):
+class TwoNN(Factorizable):
     """Multilayer perceptron on flattened images.
 
     The default is the 2NN of McMahan et al. (2017, section 3): 199,210 parameters for 784 inputs and 10 classes.
@@ -40,7 +41,7 @@ class TwoNN(Architecture):
         return initialized(model, self.init)
 
 
-class TabularMLP(Architecture):
+class TabularMLP(Factorizable):
     """Multilayer perceptron on vectors, such as the columns of a table, with dropout between its layers.
 
     The classifier block is the head. Without hidden layers it is a linear model.
@@ -132,6 +133,8 @@ class MultilayerPerceptron(ClassificationModel):
             self.classifier_modules = (f"hidden.{len(hidden) - 1}", "head")
 
     def chain(self) -> tuple[str, ...]:
+        if any(type(layer) is not nn.Linear for layer in self.hidden):  # factors have taken the place of weights
+            return ()
         return (*(f"hidden.{i}" for i in range(len(self.hidden))), "head")
 
     def features(self, x: Tensor) -> Tensor:

@@ -9,15 +9,16 @@ from pydantic import Field
 from torch import nn
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
+from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 from rayfl.models.stacked import StackedNet, linear_stack, map_shape
 
 _POOL_AND_LAST_KERNEL = {28: (2, 2), 32: (2, 3), 64: (3, 2)}
 """Pooling and third kernel by the side of the image: those that leave a map of exactly one pixel."""
 
 
-class SuPerFedCNN(Architecture):
+class SuPerFedCNN(Factorizable):
     """The five-layer CNN of SuPerFed's first version (Hahn et al., arXiv 2109.07628, table 4).
 
     Convolutions of 32 (5x5), 64 (5x5) and 32 channels, each followed by ReLU and pooling, down to one pixel; then
@@ -42,7 +43,7 @@ class SuPerFedCNN(Architecture):
         return initialized(StackedNet(nn.Sequential(*layers), linear_stack([32, 512]), head, 32), self.init)
 
 
-class SuPerFedTwoCNN(Architecture):
+class SuPerFedTwoCNN(Factorizable):
     """The TwoCNN of SuPerFed's code (KDD 2022): 722,800 parameters for (3, 28, 28) and 10 classes.
 
     Two 5x5 convolutions of 32 and 64 channels with padding 1, each followed by ReLU and 2x2 pooling with padding 1,
@@ -63,7 +64,7 @@ class SuPerFedTwoCNN(Architecture):
         return initialized(StackedNet(body, hidden, head, 64), self.init)
 
 
-class SimpleCNN(Architecture):
+class SimpleCNN(Factorizable):
     """The SimpleCNN of FLOCO (Grinwald et al., 2024), which is FedPAC's (Xu et al., 2023), with leaky ReLU (0.01).
 
     * ``cifar``: convolutions of 16 (5x5), 32 (5x5, padding 1) and 64 channels (3x3, padding 1), each followed by 2x2

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec, lengths_of
-from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
+from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 from rayfl.models.lstm import StackableLSTM
 
 
-class CharLSTM(Architecture):
+class CharLSTM(Factorizable):
     """Next-character model of McMahan et al. (2017) and LEAF: 819,920 parameters for 80 characters.
 
     PyTorch's LSTM has two bias vectors per layer where TensorFlow's has one (``biases=1``: 817,872 parameters).

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
+from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 from rayfl.models.normalization import NORMALIZATION, Normalization, normalize_by
 from rayfl.models.stacked import StackedNet, linear_stack, map_shape
 
 
-class ResNet9(Architecture):
+class ResNet9(Factorizable):
     """The ResNet9 of SuPerFed's code (KDD 2022): 5,054,784 parameters for (3, 28, 28) and 100 classes.
 
     A 3x3 convolution of 64 channels (stride 2), 3x3 pooling (stride 2), one block each of 64, 128, 256 and 512

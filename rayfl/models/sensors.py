@@ -9,14 +9,15 @@ from pydantic import Field
 from torch import nn
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import NAME, Architecture
+from rayfl.models.architecture import NAME
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 from rayfl.models.stacked import StackedNet, linear_stack, map_shape
 
 _WIDTHS = (32, 64)
 
 
-class HarCNN(Architecture):
+class HarCNN(Factorizable):
     """The HAR-CNN of PFLlib, on signals along time: 2,253,958 parameters for (9, 1, 128) and 6 classes.
 
     Two blocks of a 1 x 9 convolution (32 and 64 channels, no padding), ReLU and max-pooling that halves the time, then

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
+from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 
 _BEFORE = 0
 """The token that stands before the first one."""
 
 
-class FastText(Architecture):
+class FastText(Factorizable):
     """Linear classifier on the mean embedding of a text's tokens (Joulin et al., 2017), without n-grams.
 
     Padding is no part of the mean. ``hidden`` as large as ``embedding`` and ``mean=positions`` are the model of PFLlib:
@@ -74,7 +75,7 @@ class BagOfTokens(ClassificationModel):
         return logits
 
 
-class WindowModel(Architecture):
+class WindowModel(Factorizable):
     """Neural n-gram model (Bengio et al., 2003): the next token from the embeddings of the last ones, at each position.
 
     Before the first token the window holds token 0. There are no direct connections from embeddings to outputs.

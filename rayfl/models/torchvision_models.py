@@ -6,17 +6,18 @@ import importlib
 from abc import abstractmethod
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import NAME, Architecture
+from rayfl.models.architecture import NAME
 from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.factorization import Factorizable
 from rayfl.models.normalization import NORMALIZATION, Normalization, normalize_by
 from rayfl.models.split import SplitModel, last_linear_layer
 from rayfl.models.tryout import try_out
@@ -32,7 +33,7 @@ _SQUEEZENET_HEAD = "classifier.1"
 """The 1x1 convolution that takes the place of the last linear layer in the only family without one."""
 
 
-class ImageClassifier(Architecture):
+class ImageClassifier(Factorizable):
     """What models share that another library makes of a name: here torchvision, in ``timm_models`` timm."""
 
     weights: str | None = Field(
@@ -45,6 +46,12 @@ class ImageClassifier(Architecture):
     resize: int | None = Field(
         default=None, ge=1, description="Side in pixels to which images are resized (bilinear); null: as they come."
     )
+
+    @model_validator(mode="after")
+    def _weights_are_used(self) -> Self:
+        if self.factorize is not None and self.weights is not None:
+            raise ValueError("factorize: factors are drawn and take the place of weights: set weights to null")
+        return self
 
     @property
     @abstractmethod
@@ -71,8 +78,8 @@ class ImageClassifier(Architecture):
         return SplitModel(module, head, block=head.partition(".")[0], prepare=prepare)
 
     def network(self, spec: InputSpec) -> Network:
-        """The stateless view of :meth:`build`, tried on made-up inputs; raises ModelError if it fails on them."""
-        network = Network(partial(self.build, spec))
+        """See the base class; it is tried on made-up inputs. Raises ModelError if it fails on them."""
+        network = super().network(spec)
         try_out(network, spec, f"model {self.name}: {self.architecture_name} (resize={self.resize})")
         return network
 

@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import NAME, Architecture
+from rayfl.models.architecture import NAME
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 
 _GROUPS = 8
 _CONVOLUTIONS: dict[int, tuple[type[nn.Module], type[nn.Module]]] = {
@@ -22,7 +23,7 @@ _CONVOLUTIONS: dict[int, tuple[type[nn.Module], type[nn.Module]]] = {
 """By dimensions of the images: a convolution, and one that makes maps larger."""
 
 
-class UNetModel(Architecture):
+class UNetModel(Factorizable):
     """A U-Net (Ronneberger et al., 2015) for images of two or three dimensions, with a class at each pixel.
 
     Each level has two 3x3 convolutions (3x3x3 for volumes), each followed by group normalization and ReLU; maps of the

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
+from rayfl.models.factors import Factorized
 
 _SINGLE = {
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, nn.Identity),
@@ -80,6 +81,8 @@ def units_of(model: nn.Module, trained: Sequence[str]) -> Units:
     Raises:
         ModelError: naming the layer or function with which that is not so, or of which it is not known.
     """
+    if factors := [name for name, module in model.named_modules() if isinstance(module, Factorized)]:
+        raise ModelError(f"{factors[0]!r} has factors (model.factorize), whose rows are no units")
     try:
         graph = _Tracer().trace(model)
     except (TraceError, RuntimeError, TypeError, ValueError, AttributeError) as error:

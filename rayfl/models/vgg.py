@@ -10,15 +10,16 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from rayfl.examples import InputSpec
-from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
+from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
+from rayfl.models.factorization import Factorizable
 from rayfl.models.stacked import StackedNet, linear_stack, map_shape
 
 _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """By depth, how many convolutions of 64, 128, 256, 512 and 512 channels there are before each pooling."""
 
 
-class VGG(Architecture):
+class VGG(Factorizable):
     """VGG11, 13, 16 or 19 without batch normalization, for images of at least 32 x 32 pixels.
 
     * ``fedma``, of FedMA (Wang et al., 2020) and FedMe (Matsuda et al., 2021): two hidden layers of 512 units with
@@ -69,7 +70,7 @@ class VGG(Architecture):
         return StackedNet(body, hidden, nn.Linear(512, spec.num_classes), channels)
 
 
-class VGG9(Architecture):
+class VGG9(Factorizable):
     """The VGG9 of SuPerFed's code (KDD 2022): 1,718,416 parameters for (1, 28, 28) and 62 classes.
 
     3x3 convolutions of 16, 32, 64, 128, 256 and 512 channels, 2x2 pooling after the first, the second, the fourth

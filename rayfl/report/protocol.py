@@ -24,6 +24,8 @@ _OPTIONS = {
     "privacy.clip_norm": "messages clipped at {}",
     "privacy.target_quantile": "a norm that moves to the quantile {}",
     "privacy.noise_multiplier": "noise multiplier {}",
+    "privacy.noise": "noise of a tree over rounds ({})",
+    "privacy.tree_rounds": "a new tree every {} rounds",
     "privacy.example_clip_norm": "gradients of samples clipped at {}",
     "privacy.example_noise_multiplier": "noise multiplier of gradients {}",
     "compression": "messages compressed by {}",
@@ -45,6 +47,7 @@ _OPTIONS = {
 _USUAL = {
     "train.sampling": "fixed",
     "privacy.noise_multiplier": 0.0,
+    "privacy.noise": "independent",
     "privacy.example_noise_multiplier": 0.0,
     "compression": {"name": "none"},
     "aggregator.name": "mean",

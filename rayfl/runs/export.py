@@ -227,7 +227,7 @@ def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[Any, s
     else:
         architecture = config
     with torch.random.fork_rng(devices=[]):
-        module = architecture.build(models.parts.dataset.spec)
+        module = architecture.whole(models.parts.dataset.spec)
     return architecture, str(module)
 
 

@@ -15,18 +15,19 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "pfl_da", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
-        *("feddbe", "pfedfda", "flute", "fedgc"),
+        *("feddbe", "pfedfda", "flute", "fedgc", "pfedpara"),
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
         *("fedmtl", "fedap"),
     ),
     "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "pacfl", "fesem", "hierfavg", "fedem"),
-    "the shared model, adapted to it": ("per_fedavg", "fedala", "knn_per", "fedetf", "fednh"),
+    "the shared model, adapted to it": ("per_fedavg", "fedala", "fedah", "knn_per", "fedetf", "fednh"),
     "a model of its own, taught by outputs, features or heads": (
         *("fedmd", "feddistill", "fedproto", "fedtgp", "fedpcl", "fedgh", "fedme", "metafed", "adcol"),
     ),
     "adapters of its own in a pretrained model": ("fedalt", "feddpa"),
+    "a prompt of its own for CLIP's texts": ("fedpgp", "fedotp"),
     "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
     "a submodel of the shared model, as wide as its device allows": ("heterofl", "fedrolex", "fjord"),
     "the one model of all": (

@@ -7,8 +7,9 @@
                                                            or a picture is not the table's
 
 Each run is ``rayfl run quickstart`` with the settings of its row and those of ``ALIKE``; methods over adapters run in
-``quickstart-lora``, which needs the base that ``rayfl model make tiny-vit`` makes. All are in this process, one
-after the other, and each is written to the table when it has ended, so that the script goes on where it was stopped.
+``quickstart-lora``, and methods of prompts in ``quickstart-clip``, which need the bases that ``rayfl model make
+tiny-vit`` and ``rayfl model make tiny-clip`` make. All are in this process, one after the other, and each is written to
+the table when it has ended, so that the script goes on where it was stopped.
 """
 
 from __future__ import annotations

@@ -35,13 +35,14 @@ NEEDS = {
     "l2gd": "train.clients_per_round=all train.momentum=0",
     "pfedbayes": "train.momentum=0 algorithm.kl_weight=0.01",
     "pfedme": "train.momentum=0",
+    "pfedpara": "model.factorize=pfedpara",
     "qfedavg": "algorithm.lipschitz=1",
     "scaffold": "train.momentum=0",
 }
 """What a method needs of the preset to run there, or to show what it is for."""
 ELSEWHERE = dict.fromkeys(
     ("fedalt", "feddpa", "fedex_lora", "flexlora", "flora", "hetlora", "lora_fair", "rolora"), "quickstart-lora"
-)
+) | dict.fromkeys(("fedotp", "fedpgp"), "quickstart-clip")
 """The preset of methods that do not run in quickstart."""
 
 

@@ -31,6 +31,7 @@ from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.pretrained.making import make
+from rayfl.models.pretrained.making_clip import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "tasks.md"
@@ -91,6 +92,8 @@ TRAIN: dict[str, dict[str, Any]] = {
 
 ADAPTED = ("fedalt", "feddpa", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair")
 """Methods that need a pretrained model, of which there are small ones for classes of images and for texts."""
+PROMPTED = ("fedpgp", "fedotp")
+"""Methods that need CLIP, which tells classes."""
 _NOT_TRIED = (
     "-: not tried. The method needs adapters, and the small pretrained models here are for classes of "
     "images and for texts."
@@ -130,12 +133,18 @@ def sections(method: str, task: str) -> dict[str, Any]:
         content["system"] = {"name": "sampled", "mode": "buffered", "concurrency": 4}
     if method == "fedap" or (method == "fedbn" and task != "segmentation"):  # a U-Net has group normalization
         content["model"] = {"name": "scripts.docs.task_table:normalized", "head": "2"}
+    if method == "pfedpara":
+        content["model"] = {**TASKS[task]["model"], **_WIDE.get(task, {"hidden": [24, 24]}), "factorize": "pfedpara"}
     if method in ADAPTED:
         content["model"] = {"name": "pretrained", "folder": _base(_BASES[task]), "adapter": {"r": 2}}
         if task == "classification":
             content["dataset"] = "digits"
         else:
             content["model"]["head"] = {"train": False}
+    if method in PROMPTED and task == "classification":
+        content["dataset"], folder = "digits", _base("tiny-clip")
+        content["model"] = {"name": "pretrained", "folder": folder, "adapter": "none", "head": {"train": False}}
+        content["model"]["prompt"] = {"classes": list(NAMES), "length": 2}
     if method == "fedme":
         content["model"] = {
             "candidates": [TASKS[task]["model"], {**TASKS[task]["model"], **_OTHERS.get(task, _NARROW)}]
@@ -158,6 +167,8 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 """They are removed when the process ends."""
 
 
+_WIDE: dict[str, dict[str, Any]] = {"language_model": {"hidden": 24}, "segmentation": {"width": 8}}
+"""By task, of how many units a model is that has weights larger than their factors."""
 _NARROW = {"hidden": [5]}
 _OTHERS: dict[str, dict[str, Any]] = {"language_model": {"hidden": 5}, "segmentation": {"width": 3}}
 """By task, how FedMe's second architecture differs."""

@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.privacy import clipped, following, limited, reference_of, released
+from rayfl.aggregation.tree_noise import Draw
 from rayfl.params import Tree, leaves, subtract
 from tests.support.toys import assert_close
 
 RECEIVED: Tree = {"weight": torch.tensor([[1.0, -2.0], [0.5, 3.0]]).double(), "bias": torch.tensor([4.0]).double()}
 PATHS = dict(leaves(RECEIVED))
+
+
+def drawn(seed: int) -> Draw:
+    generator = np.random.default_rng(seed)
+    return lambda path, shape: generator.standard_normal(shape)
 
 
 def norm(tree: Tree) -> float:
@@ -91,13 +97,13 @@ def test_a_bound_that_is_no_number_is_refused(bound: float, within: int, rate: f
 
 def test_the_estimate_divides_by_the_expected_number() -> None:
     mean = sent(1, 2, 3, 4, 5)
-    found = released(mean, PATHS, count=3, expected=4, deviation=0.0, generator=np.random.default_rng(0))
+    found = released(mean, PATHS, count=3, expected=4, deviation=0.0, draw=drawn(0))
     assert_close(found, sent(*(0.75 * number for number in (1, 2, 3, 4, 5))), atol=1e-12)
 
 
 def test_noise_has_the_deviation_of_the_sum_over_the_expected_number() -> None:
     mean = {"weight": torch.zeros(200, 500), "scale": torch.zeros(())}
-    noisy = released(mean, dict(leaves(mean)), 1, expected=5, deviation=2.0, generator=np.random.default_rng(0))
+    noisy = released(mean, dict(leaves(mean)), 1, expected=5, deviation=2.0, draw=drawn(0))
     assert noisy["weight"].dtype == torch.float32 and noisy["scale"].shape == ()
     assert float(noisy["weight"].std()) == pytest.approx(2 / 5, rel=0.01)
     assert abs(float(noisy["weight"].mean())) < 0.005

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms.fedala import STREAM, FedALA
+from algorithms.fedala import FedALA
 from algorithms.fedavg import FedAvg
 from algorithms.local import Local
+from algorithms.parts.learned_mixture import STREAM
 from rayfl.engine.client import Client
 from rayfl.engine.updates.batches import plan_batches
 from rayfl.errors import ClientError, ConfigError
@@ -120,7 +121,7 @@ def test_inv_ala_6_the_gradient_is_that_at_the_mixture_times_the_difference() ->
     }
     zero = torch.zeros((), dtype=torch.float64)
     trained = {"weights": weights, "loss": zero}
-    value = FedALA().objective(trained, Batch(part.x, part.y), task, {"old": old, "received": model})
+    value = FedALA().mixture_objective(trained, Batch(part.x, part.y), task, {"old": old, "received": model})
     found = torch.autograd.grad(value, list(weights.values()), retain_graph=True)
     at = {n: (old[n] + weights[n].detach() * (received[n] - old[n])).requires_grad_() for n in HEAD}
     loss = F.cross_entropy(task.network.logits({**model, **at}, part.x), part.y)

@@ -196,8 +196,8 @@ HEAD_NEEDED = {
 }
 
 
-MORE_NEEDED = {"fedap"} | CUT_BY_WIDTH
-"""Batch normalization, or that all layers are trained."""
+MORE_NEEDED = {"fedap", "pfedpara"} | CUT_BY_WIDTH
+"""Batch normalization, factors, or that all layers are trained."""
 
 BODY_NEEDED = {
     "fedper",
@@ -223,11 +223,11 @@ BODY_NEEDED = {
 @pytest.mark.parametrize(
     ("frozen", "refused", "named"),
     [
-        (("head",), HEAD_NEEDED | MORE_NEEDED, r"head|batch normalization"),
+        (("head",), HEAD_NEEDED | MORE_NEEDED, r"head|batch normalization|factors"),
         (
             ("project", "inner"),
             BODY_NEEDED | MORE_NEEDED,
-            r"no body is left|no layer|trains none|batch normalization|cut by width",
+            r"no body is left|no layer|trains none|batch normalization|cut by width|factors",
         ),
     ],
     ids=["head", "probe"],

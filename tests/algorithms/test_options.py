@@ -19,6 +19,8 @@ from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import RayflError
 from tests.support.adapted import adapted_toy, images
 from tests.support.cases import ALGORITHMS, TRAIN
+from tests.support.clips import clip_images, clip_toy
+from tests.support.factorized_toys import factorized_layers
 from tests.support.fedme_toys import two_architectures
 from tests.support.option_values import BASES, BESIDE, OTHERS, PERMISSIONS, TRAINING
 from tests.support.toy_networks import normalized_layers, recurrent_layers, two_layers
@@ -76,6 +78,7 @@ def made(name: str, settings: Mapping[str, Any], option: str, value: Any) -> boo
 
 CASE_OF = {case.algorithm.name: case for case in ALGORITHMS.values()}
 ADAPTED = {"feddpa", "fedalt", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair"}
+PROMPTED = {"fedpgp", "fedotp"}
 COHORTS = ([0, 2, 3], [1, 2, 4], [2, 3, 4])
 
 
@@ -86,6 +89,9 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     if name in ADAPTED or "products" in settings.values() or settings.get("simplex_over") == "adapters":
         return adapted_toy(method, train=FOURS.model_copy(update={"rounds": 3}), dataset=images((5, 8, 9, 6, 5, 7)),
                            unseen=unseen)  # fmt: skip
+    if name in PROMPTED:
+        dataset = clip_images((5, 8, 9, 6, 5, 7))
+        return clip_toy(method, dataset=dataset, train=FOURS.model_copy(update={"rounds": 3}), unseen=unseen)
     case, public = CASE_OF[name], 12
     data = random_clients((9, 12, 6, 10, 7, 8), public=public)
     clients = [(one.x, one.y) for one in (data.load(client)["train"] for client in range(6))]
@@ -93,7 +99,8 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     clients = [(x, y if client == 0 else y % 2) for client, (x, y) in enumerate(clients)]
     held = [(x[::2] + 0.3, y[::2]) for x, y in clients]
     dataset = ListDataset(clients, public=data.load_public() if case.public else None, validation=held)
-    task = {"fedap": normalized_layers, "fedbn": normalized_layers, "fedme": two_architectures}.get(name, two_layers)()
+    networks = {"fedap": normalized_layers, "fedbn": normalized_layers, "fedme": two_architectures}
+    task = {**networks, "pfedpara": factorized_layers}.get(name, two_layers)()
     if settings.get("mode") == "lm":
         task = recurrent_layers()
     update = {**FOURS.model_dump(), "rounds": 3, "momentum": 0.5, **case.train, **training}

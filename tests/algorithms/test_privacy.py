@@ -118,7 +118,7 @@ def test_noise_is_of_the_round_and_the_same_on_any_number_of_hosts() -> None:
 
 
 class Talkative(Averaging):
-    """Sends what is not private, in one of four ways."""
+    """Sends what is not private, in one of several ways."""
 
     name: Literal["talkative"] = "talkative"
     aggregation: Literal["samples", "uniform", "population"] = "uniform"
@@ -132,6 +132,8 @@ class Talkative(Averaging):
             clients.mean(self.local_update, cohort, sent)
         if self.way == "groups":
             clients.means(self.local_update, cohort, sent)
+        if self.way == "others":
+            cohort = [*cohort, 2]
         also = Weighted(server["model"], 1) if self.way == "also" else None
         return {"model": clients.mean(self.local_update, cohort, sent, also=also)}
 
@@ -155,6 +157,20 @@ def test_other_messages_of_ones_own_method_are_refused(way: str, message: str) -
     with pytest.raises(MethodError, match=message):
         toy(Talkative(way=way), WIDE).step()
     toy(Talkative(way=way), PrivacyConfig()).step()
+
+
+def test_clients_that_were_not_sampled_are_not_asked() -> None:
+    """What is promised counts who was sampled; where that is not known, nothing is checked."""
+    one, method = toy(Talkative(way="others"), WIDE), Talkative(way="others")
+    for asked, refused in (([0, 1], True), ([0, 1, 2], False), ([], False)):
+        one.federation.begin_round(0, asked=asked)
+        if refused:
+            with pytest.raises(
+                MethodError, match=r"privacy: local_update is asked of client 2, who is not of the round"
+            ):
+                one.federation.play(method, one.server, [0, 1])
+        else:
+            one.federation.play(method, one.server, [0, 1])
 
 
 def test_weights_of_ones_own_method_are_refused() -> None:

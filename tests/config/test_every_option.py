@@ -30,6 +30,8 @@ PRODUCT = [path for folder in ("rayfl", "actors", "algorithms", "cluster") for p
 TESTS = list((ROOT / "tests").rglob("*.py"))
 TOGETHER = {
     "PrivacyConfig.delta": {"clip_norm": 1, "noise_multiplier": 1},
+    "PrivacyConfig.noise": {"clip_norm": 1, "noise_multiplier": 1},
+    "PrivacyConfig.tree_rounds": {"clip_norm": 1, "noise_multiplier": 1, "noise": "tree"},
     "PrivacyConfig.target_quantile": {"clip_norm": 1},
     "PrivacyConfig.clip_lr": {"clip_norm": 1, "target_quantile": 0.5},
     "PrivacyConfig.count_noise": {"clip_norm": 1, "noise_multiplier": 1, "target_quantile": 0.5},

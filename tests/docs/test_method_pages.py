@@ -90,6 +90,10 @@ def test_a_page_has_a_picture_a_command_a_curve_and_its_source() -> None:
             from tests.support.bases import base  # skips where transformers is missing
 
             overrides.append(f"model.folder={base('vit')}")
+        if preset == "quickstart-clip":
+            from tests.support.clips import clip_base
+
+            overrides.append(f"model.folder={clip_base()}")
         Parts(load_config(Experiment, preset, overrides)).check()
         for curve in re.findall(r"!\[[^]]+\]\((.+)\)", text):
             assert curve == f"curves/{name}.svg" and 0 < (PAGES / curve).stat().st_size < LARGEST_PICTURE

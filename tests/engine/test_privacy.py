@@ -139,5 +139,6 @@ def test_options_without_meaning_are_refused() -> None:
         PrivacyConfig(noise_multiplier=1)
     with pytest.raises(ValueError, match="delta without noise"):
         PrivacyConfig(clip_norm=1, delta=0.1)
-    with pytest.raises(ValueError, match="leave min_clients_per_round out"):
-        TrainConfig(sampling="poisson", min_clients_per_round=2)
+    for sampling in ("poisson", "cyclic"):
+        with pytest.raises(ValueError, match="leave min_clients_per_round out"):
+            TrainConfig(sampling=sampling, min_clients_per_round=2)

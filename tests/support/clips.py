@@ -8,11 +8,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from algorithms.base import Algorithm
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.models.pretrained.clip import ClipNetwork
 from rayfl.models.pretrained.making_clip import NAMES, clip
 from rayfl.models.pretrained.section import PretrainedModel
+from rayfl.tasks.classification import Classification
 from tests.support.bases import IMAGES, transformers
+from tests.support.toys import ListDataset, Toy
 
 PROMPT: dict[str, Any] = {"classes": list(NAMES)}
 NO_HEAD: dict[str, Any] = {"train": False}
@@ -75,3 +80,82 @@ def expected(texts: list[str], x: torch.Tensor, folder: Path | None = None) -> A
     tokens = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         return model.to(x.dtype)(input_ids=tokens, pixel_values=x)
+
+
+@cache
+def wide_reference() -> tuple[Any, Any]:
+    """The same in float64, frozen, which all tests of this process share."""
+    model, tokenizer = reference()
+    return model.double().requires_grad_(False), tokenizer
+
+
+def texts_with(context: Tensor, names: list[str], behind: str, model: Any = None) -> Tensor:
+    """Features of texts with a context, by transformers' own modules, one class after the other; shape (C, D).
+
+    Its text tower takes tokens alone: a hook puts embeddings in the place of those that it looks up.
+
+    Args:
+        context: shape (M, d), or (C, M, d).
+        names: of the classes.
+        behind: what is said after a name.
+        model: transformers' own; None for that of :func:`wide_reference`.
+    """
+    wide, tokenizer = wide_reference()
+    tower = wide if model is None else model
+    rows = []
+    for number, name in enumerate(names):
+        own = context if context.dim() == 2 else context[number]
+        begin, *rest = tokenizer(f"{name}{behind}")["input_ids"]
+        tokens = torch.tensor([[begin, *[0] * len(own), *rest]])
+
+        def put(_: Any, __: Any, found: Tensor, own: Tensor = own) -> Tensor:
+            return torch.cat([found[:, :1], own[None], found[:, 1 + len(own) :]], 1)
+
+        hook = tower.text_model.embeddings.token_embedding.register_forward_hook(put)
+        rows.append(tower.get_text_features(input_ids=tokens).pooler_output[0])
+        hook.remove()
+    found = torch.stack(rows)
+    return found / found.norm(dim=-1, keepdim=True)
+
+
+class WideClip(ClipNetwork):
+    """A network whose trees and whose base are float64."""
+
+    def initialize(self, seed: int) -> dict[str, Tensor]:
+        return {name: leaf.double() for name, leaf in super().initialize(seed).items()}
+
+
+def wide_network(prompt: dict[str, Any] | None = None, **options: Any) -> WideClip:
+    """A network over the shared base, in float64."""
+    found = clip_network(prompt, **options)
+    found.__class__ = WideClip
+    found.compute_in(torch.float64)
+    assert isinstance(found, WideClip)
+    return found
+
+
+SIZES = (5, 1, 9, 6)
+TRAIN = TrainConfig(rounds=3, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.02, momentum=0.5)
+
+
+def clip_toy(
+    algorithm: Algorithm, mode: str = "looped", prompt: dict[str, Any] | None = None, model: Any = None, **options: Any
+) -> Toy:
+    """The method on four clients with random images, one of which has a single sample, in float64.
+
+    Args:
+        algorithm: the method.
+        mode: of the engine.
+        prompt: the section ``model.prompt``, by default with a context of two vectors.
+        model: further options of the section ``model``.
+        **options: of :class:`tests.support.toys.Toy`.
+    """
+    net = wide_network({"length": 2} if prompt is None else prompt, **(model or {}))
+    return Toy(algorithm, task=Classification(net), mode=mode, **{"dataset": clip_images(), "train": TRAIN, **options})
+
+
+def clip_images(sizes: tuple[int, ...] = SIZES, classes: int = 10) -> ListDataset:
+    """Clients with random images of random classes, of the first few classes alone where there are fewer."""
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.rand(n, 1, 8, 8, generator=generator, dtype=torch.float64) for n in sizes]
+    return ListDataset([(x, torch.randint(0, classes, (len(x),), generator=generator)) for x in made], classes=10)

@@ -80,6 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "floco": {"name": "floco", "simplex_dimension": 3, "assignment_round": 2},
     "floco-plus": {"name": "floco_plus", "simplex_dimension": 3, "assignment_round": 2},
     "fedper": {"name": "fedper"},
+    "pfedpara": {"name": "pfedpara"},
     "lg-fedavg": {"name": "lg_fedavg", "aggregation": "uniform"},
     "pfl-da": {"name": "pfl_da", "aggregation": "uniform"},
     "fedrep": {"name": "fedrep", "head_epochs": 2},
@@ -209,6 +210,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "fedmrl": {
         "model": {"candidates": [{"name": "two_nn", "hidden": [6]}, {"name": "two_nn", "hidden": [12, 8]}]},
     },
+    "pfedpara": {"model": {"name": "two_nn", "hidden": [24, 24], "factorize": {"name": "pfedpara", "gamma": 0.5}}},
     "fedbuff": {"system": {"name": "sampled", "mode": "buffered", "concurrency": 3}},
     "fedap": {"model": {"name": "tests.support.own_norm:normalized", "head": "4"}},
     "fedbn": {"model": {"name": "tests.support.own_norm:normalized", "head": "4"}},

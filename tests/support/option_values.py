@@ -11,6 +11,7 @@ BASES: dict[str, dict[str, Any]] = {
     "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 0},
     "dispfl": {"neighbours": 1},
     "elastic": {"sample_share": 0.9},
+    "fedah": {"weight_lr": 0.5, "head_epochs": 2},
     "fedala": {"start_threshold": None, "start_passes": 2, "weight_lr": 0.5},
     "fedamp": {"sigma": 2.0, "alpha": 20.0, "alpha_every": 1, "alpha_min": 0.3},
     "fedap": {"warmup": 0.4},

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
+
+import numpy as np
 
 from rayfl.randomness import RandomStreams
 
-Sampling = Literal["fixed", "poisson"]
+Sampling = Literal["fixed", "poisson", "cyclic"]
 
 
 def cohort_of(
@@ -25,10 +28,30 @@ def cohort_of(
         clients: K, how many may be sampled.
         wanted: m, ``train.clients_per_round``.
         least: ``train.min_clients_per_round``.
-        sampling: ``fixed``, m different clients; ``poisson``, each client with the probability m / K by itself.
+        sampling: ``fixed``, m different clients; ``poisson``, each client with the probability m / K by itself;
+            ``cyclic``, the next m in an order of all clients that is drawn once, from its end on from its beginning.
     """
     size = clients if wanted == "all" else min(wanted, clients)
     if sampling == "poisson":
         met = streams.generator("sampling", round).random(clients) < size / clients
         return [int(client) for client in met.nonzero()[0]]
+    if sampling == "cyclic":
+        order = streams.generator("sampling").permutation(clients)
+        return sorted(int(client) for client in order[(round * size + np.arange(size)) % clients])
     return streams.drawn("sampling", round, clients, size, None if least is None else min(least, size))
+
+
+def cyclic_attendances(clients: int, size: int, rounds: int) -> Iterator[np.ndarray]:
+    """Yields when clients take part in cyclic cohorts: one array of bool for each pattern there is, shape (rounds,).
+
+    A client takes part every K/m rounds, rounded down or up. When it does depends on its place in the order, and is the
+    same for places between which no cohort begins.
+
+    Args:
+        clients: K.
+        size: m, up to K.
+        rounds: T.
+    """
+    begins = np.arange(rounds, dtype=np.int64) * size
+    for place in np.unique(np.append(begins, rounds * size) % clients):
+        yield (place - begins) % clients < size

@@ -47,7 +47,8 @@ class TrainConfig(BaseModel):
     sampling: Sampling = Field(
         "fixed",
         description="fixed: a round's cohort has clients_per_round clients; poisson: every client is in it with "
-        "probability clients_per_round / K, by itself, so that clients_per_round is the mean",
+        "probability clients_per_round / K, by itself, so that clients_per_round is the mean; cyclic: the next "
+        "clients_per_round clients in an order of all clients that is drawn once",
     )
     local_epochs: int = Field(5, ge=0, description="passes over a client's training data in a round (E)")
     batch_size: int | None = Field(10, ge=1, description="local mini-batch size (B); null: all of a client's samples")
@@ -206,6 +207,8 @@ class TrainConfig(BaseModel):
     def _sizes_of_the_sampling(self) -> TrainConfig:
         if self.sampling == "poisson" and self.min_clients_per_round is not None:
             raise ValueError("sampling=poisson draws cohorts of any size: leave min_clients_per_round out")
+        if self.sampling == "cyclic" and self.min_clients_per_round is not None:
+            raise ValueError("sampling=cyclic has cohorts of one size: leave min_clients_per_round out")
         return self
 
     @model_validator(mode="after")

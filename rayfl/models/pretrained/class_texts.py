@@ -47,6 +47,13 @@ class ClassTexts:
     words: tuple[int, ...]
     sha256: str
 
+    @property
+    def of_template(self) -> tuple[Tensor, Tensor]:
+        """Tokens and ends of the template's texts, as ``tokens`` and ``ends``, with its words in a context's place."""
+        front, back = self.tokens[:, : self.first], self.tokens[:, self.first + self.length :]
+        words = torch.tensor(self.words, dtype=torch.int64).expand(len(self.tokens), -1)
+        return torch.cat([front, words, back], 1), self.ends + len(self.words) - self.length
+
 
 def class_texts(prompt: PromptConfig, folder: Path) -> ClassTexts:
     """Makes tokens of the classes' texts.

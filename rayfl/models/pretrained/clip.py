@@ -46,6 +46,17 @@ class ClipModel(AdaptedModel):
         base: Any = self.model
         return of_length_one(base.get_image_features(pixel_values=self.pixels(x)).pooler_output)
 
+    def patch_features(self, x: Tensor) -> Tensor:
+        """Features of the P patches of images, of length one, shape (N b, P, D).
+
+        A patch's output of the image tower is normalized and projected as that of the class token is for an image's
+        own features.
+        """
+        base: Any = self.model
+        tower = base.vision_model
+        found = tower(pixel_values=self.pixels(x)).last_hidden_state[:, 1:]
+        return of_length_one(base.visual_projection(tower.post_layernorm(found)))
+
     def classify(self, features: Tensor) -> Tensor:
         """Logits (N b, C) of features (N b, D)."""
         weights = self.text_head.weights(self.model)
@@ -69,7 +80,8 @@ class ClipNetwork(AdaptedNetwork):
         self, model: ClipModel, source: Source, given: Mapping[str, Tensor] | None = None, tokens: int = 1
     ) -> None:
         super().__init__(model, source, given, tokens)
-        self._head = model.text_head
+        base: Any = model.model
+        self._head, self._positions = model.text_head, int(base.config.text_config.max_position_embeddings)
         self.groups = {**self.groups, "context": tuple(name for name in self.parameter_names if name == CONTEXT)}
         if self.groups["context"]:
             # The head is computed, so there is no weight to be put in its place.
@@ -77,6 +89,49 @@ class ClipNetwork(AdaptedNetwork):
             self._fixed_parameters = tuple(name for name in self._fixed_parameters if name != WEIGHT)
             self._fixed_slots = tuple(slot for slot in self._fixed_slots if slot[-1] != WEIGHT)
             self.rows_per_model = self._head.texts.tokens.numel()
+
+    @property
+    def text_scale(self) -> float:
+        """s: logits are s times the cosines of features of images and of texts."""
+        return self._head.scale
+
+    @cached_property
+    def template_features(self) -> Tensor:
+        """Features of the template's texts, of length one, shape (C, D), on the CPU, in float32 at least."""
+        dtype = torch.promote_types(self._base_type, torch.float32)
+        return self._head.template(self.source.loaded(torch.device("cpu"), dtype))
+
+    @property
+    def why_no_template(self) -> str:
+        """Returns why there are no :attr:`template_features`, with the fix; empty where there are."""
+        longest = self._head.texts.of_template[0].shape[1]
+        if longest <= self._positions:
+            return ""
+        return (
+            f"the template's texts have {longest} tokens, and the base reads at most {self._positions}: shorten "
+            "model.prompt.template"
+        )
+
+    def text_features(self, tree: Mapping[str, Tensor], *, training: bool = False) -> Tensor:
+        """Features of the classes' texts with the tree's context, of length one, shape (C, D).
+
+        Args:
+            tree: as for :meth:`logits`, of which the context counts; under ``vmap``, of each client.
+            training: as for :meth:`logits`.
+        """
+        row = torch.empty(1, device=next(iter(tree.values())).device)
+        found: Tensor = self._call(_texts, tree, row, training)
+        return found
+
+    def patch_features(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
+        """Features of the P patches of images, of length one, shape (b, P, D); arguments as for :meth:`logits`."""
+        found: Tensor = self._call(_patches, tree, x, training)
+        return found
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """See the base class."""
+        super().compute_in(dtype)
+        vars(self).pop("template_features", None)
 
     @property
     def _own_fixed(self) -> dict[str, Tensor]:
@@ -93,3 +148,14 @@ class ClipNetwork(AdaptedNetwork):
         if name == WEIGHT or (name == CONTEXT and self._head.begun):
             return self._given_head.clone()
         return super()._value(seed, name)
+
+
+def _texts(model: Any, x: Tensor) -> Tensor:
+    """Features of the texts of each client, shape (N C, D); x has a row for each."""
+    found: Tensor = model.text_head.features(model.model)
+    return found.expand(len(x), -1, -1).flatten(0, 1)
+
+
+def _patches(model: Any, x: Tensor) -> Tensor:
+    found: Tensor = model.patch_features(x)
+    return found

@@ -110,7 +110,7 @@ class AdaptedNetwork(Network):
         return self.fixed_parameters
 
     def compute_in(self, dtype: torch.dtype) -> None:
-        """Has the base stored and computed in a narrower type; trees, features and logits are float32."""
+        """Has the base stored and computed in another type; features and logits are float32 at least."""
         self._base_type, self._device = dtype, None
         self._bases.clear()
 
@@ -174,7 +174,7 @@ class AdaptedNetwork(Network):
         model = self._placed(names, leaves, training)
         self._bound = names, list(leaves), training
         found = entry(model, x.to(self._base_type) if x.is_floating_point() else x)
-        return tuple(part.float() for part in found) if isinstance(found, tuple) else found.float()
+        return tuple(map(_wide, found)) if isinstance(found, tuple) else _wide(found)
 
     def _checkpointed(self, run: Any, *args: Any) -> Any:
         """Computes a layer again in the backward pass, with the tensors that it had: others may be bound by then."""
@@ -259,6 +259,11 @@ class AdaptedNetwork(Network):
             known = self._embeddings_in_files if self._prompts.takes_embeddings else None
             return self._prompts.initial(seed, name, known)
         return initial_value(seed, name, self._own[name])
+
+
+def _wide(found: Tensor) -> Tensor:
+    """Returns what a base of any type has computed in float32 at least."""
+    return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
 def _logits(model: ClassificationModel, x: Tensor) -> Tensor:

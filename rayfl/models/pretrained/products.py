@@ -34,7 +34,7 @@ def contribution(network: Network, tree: Mapping[str, object], weight: float) ->
         tree: what the client sends to be averaged.
         weight: in that average.
     """
-    if not network.groups:
+    if "adapters" not in network.groups:
         return {}
     tensors = {path: leaf for path, leaf in leaves(tree) if isinstance(leaf, Tensor)}
     pairs = [path for path in tensors if path.endswith(_A) and _partner(path) in tensors]

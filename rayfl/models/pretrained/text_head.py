@@ -62,18 +62,31 @@ class TextHead(nn.Module):
 
     def weights(self, base: Any) -> Tensor:
         """The head of each client, shape (N, C, D); N is one where all have the same."""
+        return self.weight[None] if self.context is None else self.scale * self.features(base)
+
+    def features(self, base: Any) -> Tensor:
+        """Features t of the texts of each client, of length one, shape (N, C, D); N is one where all have the same."""
         if self.context is None:
-            return self.weight[None]
-        return self.scale * text_features(base, self.tokens, self.ends, self.context, self.texts.first)
+            return self.weight[None] / self.scale
+        return text_features(base, self.tokens, self.ends, self.context, self.texts.first)
 
     def zero_shot(self, base: Any) -> Tensor:
-        """The head of texts without a context, shape (C, D).
+        """The head of the template's texts, shape (C, D).
+
+        Args:
+            base: see :meth:`template`.
+        """
+        return self.scale * self.template(base)
+
+    def template(self, base: Any) -> Tensor:
+        """Features of the template's texts, of length one, shape (C, D): a context gives way to the template's words.
 
         Args:
             base: transformers' ``CLIPModel`` with its weights, on the CPU.
         """
+        tokens, ends = self.texts.of_template
         with torch.no_grad():
-            return self.scale * text_features(base, self.texts.tokens, self.texts.ends)[0]
+            return text_features(base, tokens, ends)[0]
 
     def words(self, base: Any) -> Tensor:
         """The context that the template's words are, float32 of the context's shape.

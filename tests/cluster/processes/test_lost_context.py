@@ -48,7 +48,5 @@ def test_a_lost_device_ends_its_actor_and_no_client_is_left_out(
     # A kernel that has ended a process since: it may have been this one.
     counts = itertools.count()
     monkeypatch.setattr(MemoryKills, "_now", lambda self: next(counts))
-    with pytest.raises(
-        RunError, match=r"gave up after 1 .* can no longer compute on cpu.* for lack of memory"
-    ):
+    with pytest.raises(RunError, match=r"gave up after 1 .* can no longer compute on cpu.* for lack of memory"):
         rayfl.run(config | {"name": "always", "algorithm": losing, "max_failures": 0})

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.func import vmap
 
 from rayfl.examples import InputSpec
@@ -23,6 +22,7 @@ from tests.support.clips import (
     clip_section,
     expected,
     reference,
+    texts_with,
     write_clip,
 )
 from tests.support.toys import assert_equal
@@ -110,28 +110,6 @@ def test_the_tokenizer_of_clip_itself_parts_words_from_names(tmp_path: Path) -> 
     torch.testing.assert_close(net.logits(net.initialize(0), x), wanted, rtol=0, atol=1e-5)
 
 
-def text_features(context: Tensor, names: list[str], behind: str) -> Tensor:
-    """Features of texts with a context, by transformers' own modules, one class after the other.
-
-    Its text tower takes tokens alone: a hook puts embeddings in the place of those that it looks up.
-    """
-    model, tokenizer = reference()
-    rows = []
-    for number, name in enumerate(names):
-        own = context if context.dim() == 2 else context[number]
-        begin, *rest = tokenizer(f"{name}{behind}")["input_ids"]
-        tokens = torch.tensor([[begin, *[0] * len(own), *rest]])
-
-        def put(_: Any, __: Any, found: Tensor, own: Tensor = own) -> Tensor:
-            return torch.cat([found[:, :1], own[None], found[:, 1 + len(own) :]], 1)
-
-        hook = model.text_model.embeddings.token_embedding.register_forward_hook(put)
-        rows.append(model.get_text_features(input_ids=tokens).pooler_output[0])
-        hook.remove()
-    found = torch.stack(rows)
-    return found / found.norm(dim=-1, keepdim=True)
-
-
 @pytest.mark.parametrize("context", ["shared", "by_class"])
 @pytest.mark.parametrize("length", [1, 3])
 def test_steps_on_a_context_are_those_of_autograd_over_transformers(context: str, length: int) -> None:
@@ -148,7 +126,7 @@ def test_steps_on_a_context_are_those_of_autograd_over_transformers(context: str
         (gradient,) = torch.autograd.grad(F.cross_entropy(net.logits(tree, x, training=True), y), [tree[CONTEXT]])
         tree = {CONTEXT: tree[CONTEXT].detach() - 0.02 * gradient}
         own = own.detach().requires_grad_()
-        logits = model.logit_scale.exp() * images @ text_features(own, list(NAMES), " .").T
+        logits = model.logit_scale.exp() * images @ texts_with(own, list(NAMES), " .", model).T
         (wanted,) = torch.autograd.grad(F.cross_entropy(logits, y), [own])
         own = own.detach() - 0.02 * wanted
         assert wanted.abs().max() > 1e-3

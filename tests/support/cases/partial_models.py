@@ -21,6 +21,7 @@ from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.pfedfda import PFedFDA
 from algorithms.pfedhn import PFedHN
+from algorithms.pfedpara import PFedPara
 from algorithms.pfl_da import PFLDA
 from tests.support.cases.base import Case
 from tests.support.cases.expected import (
@@ -45,6 +46,8 @@ from tests.support.cases.expected import (
 
 PARTIAL_MODELS = {
     "fedper": Case(FedPer(), down=body, up=body, uploads=body_names, private=frozenset({"personal"}), averages=False),
+    # networks of the tests have no factors, so that a client keeps nothing; with factors: test_pfedpara.py
+    "pfedpara": Case(PFedPara(), averages=False),
     "lg-fedavg": Case(
         LGFedAvg(), down=head, up=head, uploads=head_names, private=frozenset({"personal"}), averages=False
     ),
