@@ -32,8 +32,8 @@ class FedAH(LearnedMixture):
     The server takes means of (G_k, P_k): unlike FedRep's, its model has a head. Buffers (running statistics) are part
     of the body; what the first two passes record in them is dropped.
 
-    Server: model w. Client: P_k, at first the head of the common initial model, and W_k, at first 1; never sent apart
-    from the mean. Down: w. Up: (G_k, P_k) and n_k. Evaluated: w (``global``), and G with the head mixed by W_k learned
+    Server: model w. Client: P_k, at first the head of the common initial model, and W_k, at first 1; W_k is never sent.
+    Down: w. Up: (G_k, P_k) and n_k. Evaluated: w (``global``), and G with the head mixed by W_k learned
     for the latest w (``personalized``), which is not kept.
 
     References:

@@ -232,6 +232,7 @@ def test_newcomers_train_with_the_prototypes_of_all() -> None:
     assert 3 not in toy.states()
 
 
+@pytest.mark.slow
 def test_clients_learn_more_than_what_their_initial_features_tell() -> None:
     toy = Toy(FedPCL(), planted_clients("classes"), two_layers(inputs=12), TRAIN.model_copy(update={"local_epochs": 3}))
     found = []

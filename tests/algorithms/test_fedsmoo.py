@@ -153,7 +153,7 @@ def test_s_has_the_length_rho_and_stays_where_a_round_has_no_steps(message: Any)
 
 
 @MESSAGES
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_vectorized_agrees_with_looped(message: Any, double: bool) -> None:
     method = FedSMOO(radius=0.3, message=message)
     assert_modes_agree(method, SIZES, TRAIN, double, 1e-10 if double else 1e-4)

@@ -146,11 +146,13 @@ def shared_rule(clients: int) -> ListDataset:
 @pytest.mark.parametrize(
     "attack",
     [
-        AttackConfig(clients=[0, 3, 5, 8], message="sign_flip", strength=2),
-        AttackConfig(clients=[0, 3, 5, 8], message="gaussian", strength=10),
-        AttackConfig(clients=[0, 3, 5, 8], message="ipm", strength=4),
+        pytest.param(AttackConfig(clients=[0, 3, 5, 8], message=name, strength=strength), id=name, marks=marks)
+        for name, strength, marks in (
+            ("sign_flip", 2, pytest.mark.slow),
+            ("gaussian", 10, pytest.mark.slow),
+            ("ipm", 4, ()),
+        )
     ],
-    ids=lambda attack: attack.message,
 )
 def test_two_fifths_of_the_clients_do_not_stop_it_as_they_stop_federated_averaging(attack: AttackConfig) -> None:
     train = TrainConfig(rounds=12, clients_per_round="all", local_epochs=2, batch_size=10, lr=0.2)

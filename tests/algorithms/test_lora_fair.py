@@ -178,7 +178,7 @@ def test_layers_without_an_angle_stay() -> None:
     assert_equal(untrained.step([0, 1])["model"], before)
 
 
-@pytest.mark.parametrize("penalty", ["norm", "squared"])
+@pytest.mark.parametrize("penalty", ["norm", pytest.param("squared", marks=pytest.mark.slow)])
 def test_stacked_is_looped_and_hosts_make_no_difference(penalty: Any) -> None:
     method = LoRAFair(penalty=penalty)
     one, other, many = adapted_toy(method), adapted_toy(method, "vectorized"), adapted_toy(method, hosts=3)

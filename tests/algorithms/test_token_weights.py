@@ -93,6 +93,7 @@ def test_the_mean_is_that_of_a_hand_computation(experiment: dict[str, Any], monk
         torch.testing.assert_close(leaf, by_hand.float(), rtol=1.2e-7, atol=0)
 
 
+@pytest.mark.slow
 def test_weights_by_tokens_are_others_than_by_samples(experiment: dict[str, Any]) -> None:
     folder = Path(experiment["storage_path"])
     for name, method in (("whole", "fedavg"), ("shared", {"name": "fedper", "head_group": "lora_b"})):

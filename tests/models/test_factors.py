@@ -68,8 +68,7 @@ def composed(layer: Any, composition: str) -> Tensor:
         core = getattr(layer, f"weight_t{which}", None)
         ranks = range(x.shape[1])
         if core is None:
-            rows = [[sum(x[o, r] * y[i, r] for r in ranks) for i in range(shape[1])] for o in range(shape[0])]
-            return torch.stack([torch.stack(row) for row in rows]).reshape(*shape, *kernel)
+            return torch.stack([torch.outer(x[:, r], y[:, r]) for r in ranks]).sum(0).reshape(*shape, *kernel)
         places = []
         for place in itertools.product(*map(range, kernel)):
             at = torch.stack([torch.stack([core[(a, b, *place)] for b in ranks]) for a in ranks])

@@ -215,6 +215,7 @@ def test_a_run_without_them_says_what_makes_them(tmp_path: Path) -> None:
         assert "they come with evaluation." in str(done.exception)
 
 
+@pytest.mark.slow
 def test_personalized_models_on_the_official_test_part(tmp_path: Path) -> None:
     content = settings(tmp_path, algorithm={"name": "ditto"}, name="run")
     content["evaluation"] = {"every": 3, "official_personalized": True, "official_test": True}

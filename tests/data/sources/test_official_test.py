@@ -112,6 +112,7 @@ def test_the_numbers_are_those_of_the_committed_model(tmp_path: Path) -> None:
     assert row["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, everything.y).item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_nothing_else_changes(tmp_path: Path) -> None:
     content = settings(tmp_path)
     on = rayfl.run(content)
@@ -145,7 +146,12 @@ METHODS: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+_QUICK = {"feddyn", "fedpac", "superfed", "centralized"}
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in METHODS]
+)
 def test_models_of_the_server_s_own(method: str, tmp_path: Path) -> None:
     options, models = METHODS[method]
     rows = official_rows(rayfl.run(settings(tmp_path, algorithm={"name": method, **options})))

@@ -22,7 +22,7 @@ OF_PROMPTS: dict[str, dict[str, Any]] = {"fedpgp": {"name": "fedpgp", "rank": 2}
 """Methods of prompts, whose clients keep something of a context."""
 
 
-@pytest.mark.parametrize("name", OF_PROMPTS)
+@pytest.mark.parametrize("name", ["fedpgp", pytest.param("fedotp", marks=pytest.mark.slow)])
 def test_methods_of_prompts_run_in_stacks_go_on_and_leave_in_files(name: str, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "lr": 0.002}
     for run, mode in (("looped", "looped"), ("stacked", "vectorized")):
