@@ -62,8 +62,8 @@ class PartialModel(Averaging):
             )
         if self.head_group in _OF_WEIGHTS and OWN_FACTORS not in task.network.groups:
             raise ConfigError(
-                f"algorithm.head_group is {self.head_group}, but no weight of this model is W1 * (W2 + 1) with factors "
-                "of W2 for the client: set model.factorize=pfedpara (docs/models.md#low-rank-factors)"
+                f"algorithm.head_group={self.head_group} needs weights W1 * (W2 + 1) with factors of W2 of the "
+                "client's own, and this model has none: set model.factorize=pfedpara (docs/models.md#low-rank-factors)"
             )
         if self.head_group in _OF_FACTORS:
             check_low_rank(f"algorithm.head_group={self.head_group}", task.network)

@@ -170,7 +170,7 @@ def test_a_newcomer_fits_factors_of_its_own_to_the_shared_ones() -> None:
 @pytest.mark.parametrize("task", [two_layers(), factorized_layers("fedpara"), factorized_layers("low_rank")])
 def test_models_without_such_factors_are_refused(task: Any, method: Any) -> None:
     toy = Toy(method, random_clients(RAGGED), task, TRAIN)
-    with pytest.raises(ConfigError, match=r"head_group is own_factors, .* set model\.factorize=pfedpara"):
+    with pytest.raises(ConfigError, match=r"head_group=own_factors needs .* set model\.factorize=pfedpara"):
         method.check(task, toy.context)
 
 
