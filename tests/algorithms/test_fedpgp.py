@@ -18,7 +18,17 @@ from rayfl.errors import ConfigError
 from rayfl.models.pretrained.making_clip import NAMES
 from rayfl.params import Tree
 from rayfl.tasks.classification import Classification
-from tests.support.clips import ADAPTER, SIZES, TRAIN, clip_images, clip_network, clip_toy, texts_with, wide_reference
+from tests.support.clips import (
+    ADAPTER,
+    SIZES,
+    TRAIN,
+    assert_alike,
+    clip_images,
+    clip_network,
+    clip_toy,
+    texts_with,
+    wide_reference,
+)
 from tests.support.toys import CPU, Toy, assert_close, assert_equal
 
 CONTEXT = "model.texts.context"
@@ -163,13 +173,7 @@ def test_newcomers_have_factors_of_their_own_and_leave_nothing() -> None:
 @pytest.mark.parametrize("adapter", ["none", ADAPTER])
 def test_stacked_is_looped(prompt: str, adapter: Any) -> None:
     one, other = (clip_toy(FedPGP(), mode, PROMPTS[prompt], {"adapter": adapter}) for mode in ("looped", "vectorized"))
-    for cohort in COHORTS:
-        assert_close(one.step(cohort), other.step(cohort), 1e-11)
-    assert_close(one.states(), other.states(), 1e-11)
-    found, known = one.scores(), other.scores()
-    for client in found:
-        for row in found[client]:
-            assert abs(found[client][row].loss - known[client][row].loss) < 1e-10
+    assert_alike(one, other, COHORTS)
 
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from rayfl.models.pretrained.making_clip import NAMES, clip
 from rayfl.models.pretrained.section import PretrainedModel
 from rayfl.tasks.classification import Classification
 from tests.support.bases import IMAGES, transformers
-from tests.support.toys import ListDataset, Toy
+from tests.support.toys import ListDataset, Toy, assert_close
 
 PROMPT: dict[str, Any] = {"classes": list(NAMES)}
 NO_HEAD: dict[str, Any] = {"train": False}
@@ -152,6 +153,17 @@ def clip_toy(
     """
     net = wide_network({"length": 2} if prompt is None else prompt, **(model or {}))
     return Toy(algorithm, task=Classification(net), mode=mode, **{"dataset": clip_images(), "train": TRAIN, **options})
+
+
+def assert_alike(one: Toy, other: Toy, cohorts: Iterable[Sequence[int]]) -> None:
+    """Both have the same models, states and losses after these rounds, but for rounding."""
+    for cohort in cohorts:
+        assert_close(one.step(cohort), other.step(cohort), 1e-11)
+    assert_close(one.states(), other.states(), 1e-11)
+    found, known = one.scores(), other.scores()
+    for client in found:
+        for row in found[client]:
+            assert abs(found[client][row].loss - known[client][row].loss) < 1e-10
 
 
 def clip_images(sizes: tuple[int, ...] = SIZES, classes: int = 10) -> ListDataset:
