@@ -149,9 +149,10 @@ def _was_last(run: RunFolder, rounds: int) -> bool:
 def single_model(predictor: Predictor, row: str) -> Model:
     """The one model that predicts; raises ConfigError where several do, or their outputs are combined."""
     models = predictor.built()
-    if len(models) != 1 or predictor.combine is not None:
-        raise ConfigError(f"--model: {row!r} predicts with {len(models)} models together, it is no single model")
-    return models[0]
+    if len(models) == 1 and predictor.combine is None:
+        return models[0]
+    how = f"{len(models)} models together" if len(models) > 1 else "more than a model, such as stored features"
+    raise ConfigError(f"--model: {row!r} predicts with {how}, it is no single model")
 
 
 def personalized_predictor(models: CommittedModels, client: int, model: str | None) -> tuple[str, Predictor]:
