@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy.sparse.csgraph import connected_components
 
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
@@ -135,6 +134,8 @@ def spectral_gap(weights: np.ndarray) -> float:
 
 def connected(links: Links) -> bool:
     """Returns whether every client can be reached from every other one."""
+    from scipy.sparse.csgraph import connected_components  # slow to import, and no use to methods with a server
+
     return int(connected_components(links, directed=False)[0]) == 1
 
 
