@@ -65,8 +65,8 @@ class FedDistill(Algorithm):
     sampled has the initial model. There is no global model.
 
     In public code outputs may be logits, of which the target's softmax is taken (``output``), D the Kullback-Leibler
-    divergence, or the cross-entropy with logits in the place of probabilities (``divergence``), and T the mean over
-    all clients, the own one too (``leave_one_out``).
+    divergence, the cross-entropy with logits in the place of probabilities, or the mean over the classes of the squared
+    differences of logits (``divergence``), and T the mean over all clients, the own one too (``leave_one_out``).
 
     References:
         Jeong, Oh, Kim, Park, Bennis, Kim: Communication-Efficient On-Device Machine Learning: Federated Distillation
@@ -86,11 +86,12 @@ class FedDistill(Algorithm):
     output: Literal["probabilities", "logits"] = setting(
         "probabilities", "F", "whose mean clients send: softmax(z), or z (FedGen's and PFLlib's code)"
     )
-    divergence: Literal["cross_entropy", "kl", "raw_logits"] = setting(
+    divergence: Literal["cross_entropy", "kl", "raw_logits", "squared_error"] = setting(
         "cross_entropy",
         "D",
-        "of p from the target: cross-entropy; KL divergence (its gradients are the same); or cross-entropy with the "
-        "target's logits in the place of probabilities (PFLlib, unbounded below; needs output=logits)",
+        "of p from the target: cross-entropy; KL divergence (its gradients are the same); with output=logits also "
+        "PFLlib's cross-entropy with the target's logits in the place of probabilities (unbounded below), or mean "
+        "squared error of the logits",
         unless={"distillation_weight": (0,)},
     )
     leave_one_out: bool = setting(
@@ -102,10 +103,10 @@ class FedDistill(Algorithm):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        if self.divergence == "raw_logits" and self.output != "logits":
+        if self._of_logits and self.output != "logits":
             raise ConfigError(
-                "algorithm.divergence=raw_logits takes logits for a target, but clients send probabilities: set "
-                "algorithm.output=logits, or another divergence"
+                f"algorithm.divergence={self.divergence} takes logits for a target, but clients send probabilities: "
+                "set algorithm.output=logits, or another divergence"
             )
 
     def init(self, task: Task, context: RoundContext) -> Tree:
@@ -149,10 +150,16 @@ class FedDistill(Algorithm):
 
     def distance(self, target: Tensor, logits: Tensor) -> Tensor:
         """D of each sample, shape (b,), from targets and logits of shape (b, C)."""
-        softened = self.output == "logits" and self.divergence != "raw_logits"
+        if self.divergence == "squared_error":
+            return (target - logits).square().mean(-1)
+        softened = self.output == "logits" and not self._of_logits
         wanted = target.softmax(-1) if softened else target
         entropy = torch.special.entr(wanted).sum(-1) if self.divergence == "kl" else 0.0
         return -(wanted * logits.log_softmax(-1)).sum(-1) - entropy
+
+    @property
+    def _of_logits(self) -> bool:
+        return self.divergence in ("raw_logits", "squared_error")
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
         """To newcomers the mean outputs by class, which others are sent in rounds."""

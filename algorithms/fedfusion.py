@@ -35,8 +35,8 @@ class FedFusion(Averaging):
     w and F. Up: w_k, F_k and n_k. Evaluated: w and F with u = v (``global``); after training w_k and F_k with the
     received features (``local``), which is the personalized model of FedPHP's comparison.
 
-    The authors' code means uniformly, keeps the clients' momentum, and evaluates the server's model with the extractor
-    of the round before as v.
+    The authors' code means uniformly, keeps the clients' momentum on MNIST, and evaluates the server's model with the
+    extractor of the round before as v.
 
     References:
         Yao, Huang, Wu, Zhang, Sun: Towards Faster and Better Federated Learning: A Feature Fusion Approach, ICIP

@@ -33,8 +33,9 @@ class FML(TrainedNewcomers):
     (``global``) and v_k (``personalized``), after training also w_k (``local``).
 
     Public code deviates: the authors' keeps the private optimizer from round to round (an option here), an earlier
-    version of it adds the two terms with weight 1, and PFLlib averages KL over classes as well. The paper's losses
-    are followed. One pass trains both models, so ``train.max_grad_norm`` limits their joint gradient.
+    version of it adds the two terms with weight 1, and PFLlib averages KL over classes as well and has both losses
+    move both models. The paper's losses are followed. One pass trains both models, so ``train.max_grad_norm`` limits
+    their joint gradient.
 
     References:
         Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: Federated Mutual Learning, arXiv:2006.16765, 2020,

@@ -28,8 +28,8 @@ MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 FORMS = [
     {"output": output, "divergence": divergence}
     for output in ("probabilities", "logits")
-    for divergence in ("cross_entropy", "kl", "raw_logits")
-    if (output, divergence) != ("probabilities", "raw_logits")
+    for divergence in ("cross_entropy", "kl", "raw_logits", "squared_error")
+    if output == "logits" or divergence in ("cross_entropy", "kl")
 ]
 
 
@@ -139,6 +139,13 @@ def test_inv_fd_8_gradient_with_raw_logits() -> None:
     assert_close(gradient, target.sum(-1, keepdim=True) * student.detach().softmax(-1) - target, 1e-12)
 
 
+def test_inv_fd_9_gradient_with_squared_errors() -> None:
+    student, target = some_logits(0).requires_grad_(), some_logits(1)
+    algorithm = FedDistill(output="logits", divergence="squared_error")
+    (gradient,) = torch.autograd.grad(algorithm.distance(target, student).sum(), student)
+    assert_close(gradient, (student.detach() - target) / 2, 1e-12)  # 2/C, of 4 classes
+
+
 def test_divergences_by_hand() -> None:
     student, target = some_logits(0), some_logits(1)
     p, q = target.softmax(-1), student.softmax(-1)
@@ -191,11 +198,12 @@ def test_vectorized_agrees_with_looped(form: dict[str, Any]) -> None:
     assert_close(looped.states(), stacked.states())
 
 
-def test_raw_logits_of_probabilities_are_refused() -> None:
+@pytest.mark.parametrize("divergence", ["raw_logits", "squared_error"])
+def test_divergences_of_logits_are_refused_for_probabilities(divergence: Any) -> None:
     toy = toy_of(FedDistill())
-    with pytest.raises(ConfigError, match=r"algorithm\.output=logits"):
-        FedDistill(divergence="raw_logits").check(toy.task, toy.context)
-    FedDistill(divergence="raw_logits", output="logits").check(toy.task, toy.context)
+    with pytest.raises(ConfigError, match=rf"divergence={divergence} .* algorithm\.output=logits"):
+        FedDistill(divergence=divergence).check(toy.task, toy.context)
+    FedDistill(divergence=divergence, output="logits").check(toy.task, toy.context)
 
 
 @pytest.mark.slow
