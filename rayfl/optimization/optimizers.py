@@ -112,8 +112,11 @@ class Rule:
             assert not own
             if self.weight_decay and other.decoupled:
                 torch._foreach_mul_(parameters, 1 - self.lr * self.weight_decay)
-            elif self.weight_decay:
-                torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
+            # Where a network adds two parameters, such as an LSTM's biases, both have one gradient in one memory.
+            if self.weight_decay and not other.decoupled:
+                gradients = list(torch._foreach_add(gradients, parameters, alpha=self.weight_decay))
+            elif len({gradient.data_ptr() for gradient in gradients}) < len(gradients):
+                gradients = [gradient.clone() for gradient in gradients]
             other.step(parameters, gradients, slots, steps if other.counts else None, self.lr)
         else:
             assert not own  # adding it would leave round-off, which Adam would scale up to a part of its learning rate

@@ -122,7 +122,8 @@ class ExampleGradients:
             if mask is not None:
                 shares = shares * mask[:, part]
             for total, gradient in zip(totals, made, strict=True):
-                total += gradient.mul_(shares[..., None]).sum(1)
+                # Not in place: where a network adds two parameters, such as an LSTM's biases, both have one gradient.
+                total += (gradient * shares[..., None]).sum(1)
         if self._deviation:
             dtype = torch.promote_types(totals[0].dtype, torch.float32)
             noise = keyed_normals(of_step(self._noise, number, clients), sum(sizes), dtype).to(totals[0].dtype)
