@@ -5,6 +5,9 @@ The command line prints these without a traceback; everything else is a defect i
 
 from __future__ import annotations
 
+import traceback
+from types import FrameType
+
 
 class RayflError(Exception):
     """Base of every error that a user of rayfl can cause and mend."""
@@ -81,3 +84,30 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as failure:
         return f"no message: its __str__ raised {type(failure).__name__}"
+
+
+def forget_frames(error: BaseException) -> None:
+    """Clears the local variables of the calls that an error and its causes went through; its trace stays readable.
+
+    An error that is kept keeps these calls, and an error in a variable of one of them is a cycle, which keeps all
+    variables of all of them until garbage is collected.
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            for frame, _ in traceback.walk_tb(found.__traceback__):
+                _clear(frame)
+            left += [found.__cause__, found.__context__]
+
+
+def _clear(frame: FrameType | None) -> None:
+    """Clears the variables of a call that is over, and of those it was made by as far as they are over, too."""
+    while frame is not None:
+        try:
+            frame.clear()
+        except RuntimeError:  # it is still running, and so are those above it
+            return
+        frame = frame.f_back

@@ -24,7 +24,7 @@ from rayfl.engine.transfers import copy_stream
 from rayfl.engine.updates.stragglers import WHOLE
 from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.engine.updates.write_guard import WriteGuard
-from rayfl.errors import ClientError, MethodError, RayflError, as_error
+from rayfl.errors import ClientError, MethodError, RayflError, as_error, forget_frames
 from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree, own_dicts
 
@@ -90,6 +90,8 @@ class Procedures:
             The errors of clients that failed even when they were run alone.
         """
         failed = self._attempt(ids)
+        for error in failed.values():
+            forget_frames(error)  # they would keep the whole stack's tensors
         short = [id for id in ids if id in failed and ran_out_of_memory(failed[id])]
         if not short:
             return failed
@@ -123,8 +125,11 @@ class Procedures:
             for id, tensors in several.items()
         }
 
+        # A GPU would be waited for after each turn of each client: there values are compared when the stack has ended.
+        late = len(clients) > 1 and own.engine.device.type != "cpu"
+
         def check_inputs(id: int) -> None:
-            self._check_shared(shared.get(id, common), id)
+            self._check_shared(shared.get(id, common), id, recorded=not late)
 
         outgoing = Outgoing(own, job, self._common, clients, self._context.clip_norm)
         own.running.begin(list(clients))
@@ -169,6 +174,10 @@ class Procedures:
             if id not in failed:
                 self._absorb(id, found)
         own.running.switch_to(())
+        if late:
+            guards = {guard: of for group in (common, *shared.values()) for of, guard in group.items()}
+            for guard, of in guards.items():
+                self._check_shared({of: guard}, "the clients")
         self._storing.begin({id: state for id, state in leaving.items() if id not in failed}, on_cpu)
         if not later:
             self._storing.finish()
@@ -232,14 +241,20 @@ class Procedures:
             # No single client is the cause of a sum that is too large.
             raise self._error(error, "the clients" if isinstance(error, OverflowError) else id) from error
 
-    def _check_shared(self, shared: Mapping[str, WriteGuard], id: int) -> None:
-        """Raises an error if a client has written to tensors that other clients, or later rounds, read."""
+    def _check_shared(self, shared: Mapping[str, WriteGuard], id: int | str, recorded: bool = True) -> None:
+        """Raises an error if a client has written to tensors that other clients, or later rounds, read.
+
+        Args:
+            shared: by what they are, the tensors.
+            id: the client, or several in words.
+            recorded: whether to compare the values of module buffers.
+        """
         for of, tensors in shared.items():
-            if (leaf := tensors.written()) is not None:
+            if (leaf := tensors.written(recorded)) is not None:
                 what = f"{leaf!r} of {of}"
                 break
         else:
-            if (part := self._own.samples.written(id)) is None:
+            if isinstance(id, str) or (part := self._own.samples.written(id)) is None:
                 return
             what = f"{part}, which are read once for all rounds"
         method = self._own.algorithm.name

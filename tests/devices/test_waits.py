@@ -28,19 +28,19 @@ from rayfl.tasks.further_tasks import Multilabel
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import CPU, examples, request
-from tests.support.toy_networks import two_layers
+from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_equal, random_clients
 
 pytestmark = PRETENDED
 METHODS = {"fedavg": FedAvg, "superfed": lambda: SuPerFed(start=0.0), "ditto": Ditto, "scaffold": Scaffold}
 
 
-def waits(method: Any, clients: int) -> dict[str, int]:
+def waits(method: Any, clients: int, network: Any = two_layers) -> dict[str, int]:
     """Of the third round, with all clients in one stack, and of an evaluation after it."""
     train = TrainConfig(rounds=4, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
     with elsewhere() as device:
         data = random_clients([6 + k % 3 for k in range(clients)], seed=1)
-        toy = Toy(method(), data, two_layers(), train, mode="vectorized", device=device)
+        toy = Toy(method(), data, network(), train, mode="vectorized", device=device)
         toy.client_hosts[0].engine.width = 32
         toy.run(2)
         with Launches() as counted:
@@ -53,6 +53,13 @@ def waits(method: Any, clients: int) -> dict[str, int]:
 def test_the_host_waits_no_oftener_for_more_clients(method: Any) -> None:
     # more than 16, which are added to a sum at a time
     few, many = waits(method, 4), waits(method, 20)
+    assert few == many
+    assert sum(few.values()) <= 60
+
+
+def test_running_statistics_are_compared_once_a_stack() -> None:
+    """What clients receive has running statistics, of which values tell whether a client has changed them."""
+    few, many = (waits(FedAvg, clients, normalized_layers) for clients in (4, 20))
     assert few == many
     assert sum(few.values()) <= 60
 

@@ -30,14 +30,18 @@ class WriteGuard:
         self._versions = [leaf._version for leaf in self._tensors]
         self._recorded = [(path, leaf, leaf.clone()) for path, leaf in lent if path.rpartition("/")[2] in recorded]
 
-    def written(self) -> str | None:
-        """Returns the path of the first tensor that was written to in place; None if there is none."""
+    def written(self, recorded: bool = True) -> str | None:
+        """Returns the path of the first tensor that was written to in place; None if there is none.
+
+        Args:
+            recorded: whether to compare the values of module buffers, too, for which the host waits for the device.
+        """
         # Called after each turn of each client; one comparison almost always suffices.
         versions = [tensor._version for tensor in self._tensors]
         if versions != self._versions:
             both = zip(self._paths, versions, self._versions, strict=True)
             return next(path for path, now, before in both if now != before)
-        if not self._recorded:
+        if not (recorded and self._recorded):
             return None
         differ = torch.stack([(tensor != before).any() for _, tensor, before in self._recorded]).cpu().tolist()
         return next((path for (path, _, _), differs in zip(self._recorded, differ, strict=True) if differs), None)

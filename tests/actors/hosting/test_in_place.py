@@ -16,6 +16,7 @@ from rayfl.engine.client import Client
 from rayfl.errors import ClientError
 from rayfl.params import Tree, copy
 from rayfl.tasks.base import Batch, Model, Predictor, Task
+from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.in_place import TRAIN, toy_of
 from tests.support.toy_networks import normalized_layers, two_layers
 from tests.support.toys import Toy, assert_equal, random_clients
@@ -125,6 +126,18 @@ def test_method_client_and_leaf_are_named(method: type[Writer], what: str, mode:
     assert str(caught.value).startswith(
         f"client {GUILTY}, round 1, local_update: MethodError: writer writes to {what}, in place: work on a copy"
     )
+
+
+@PRETENDED
+@pytest.mark.parametrize("method", [Teacher, Publishing])
+def test_on_a_device_values_are_compared_when_the_stack_has_ended(method: type[Writer]) -> None:
+    with elsewhere() as device:
+        toy = Toy(
+            method(), random_clients((8, 12, 6, 10)), normalized_layers(), TRAIN, mode="vectorized", device=device
+        )
+        said = r"^the clients, round 1, local_update: .*'model/norm\.running_mean' of what is sent"
+        with pytest.raises(ClientError, match=said):
+            toy.step(COHORT)
 
 
 class Assigning(Writer):
