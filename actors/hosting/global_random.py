@@ -18,8 +18,10 @@ class GlobalGenerators:
     def states(self) -> dict[str, Any]:
         """Returns the states by name of the generator."""
         numpy = np.random.get_state()
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         return {
             "torch": torch.get_rng_state().numpy().tobytes(),
+            "torch.cuda": [torch.cuda.get_rng_state(device).numpy().tobytes() for device in devices],
             "numpy.random": (numpy[1].tobytes(), *numpy[2:]),  # type: ignore[index]
             "random": random.getstate(),
         }

@@ -57,7 +57,9 @@ class ProbeActor:
         """
         # Here, not in the constructor: the number of OpenMP threads belongs to the calling thread.
         pin_threads(self._config.cluster.threads_per_actor)
-        host = build_host(self._config, 0, self._device, neighbours)
+        # States that stay on the device have memory of their own; here they would hide what a stack brings along.
+        cluster = self._config.cluster.model_copy(update={"device_state_memory": 0})
+        host = build_host(self._config.model_copy(update={"cluster": cluster}), 0, self._device, neighbours)
         node = f"node {socket.gethostname()}"
         place = f"GPU {self._numbers[0]} of {node}" if self._numbers else node
         cluster, device = self._config.cluster, host.engine.device
@@ -70,6 +72,13 @@ class ProbeActor:
 
 
 _RemoteProbe: Any = ray.remote(ProbeActor)
+
+
+def _seat(node: Node | None, options: ActorOptions) -> dict[str, Any]:
+    """Returns Ray's options for the place of a probe: a node, or any that the run may use."""
+    if node is not None:
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=True)}
+    return {"label_selector": dict(options.labels)} if options.labels else {}
 
 
 def probe(
@@ -99,7 +108,7 @@ def probe(
             _RemoteProbe.options(
                 num_cpus=options.num_cpus,
                 num_gpus=1.0 if options.per_gpu else 0.0,
-                scheduling_strategy="DEFAULT" if node is None else NodeAffinitySchedulingStrategy(node.id, soft=True),
+                **_seat(node, options),
             ).remote(config, options.device, own_gpu, working_folder())
             for node in places
         ]

@@ -19,13 +19,14 @@ from actors.hosting.job import Job
 from actors.probing.memory import DeviceMemory
 from actors.probing.probe_calls import ProbeCall
 from algorithms.fedavg import FedAvg
+from rayfl.aggregation.exact_sum import MAX_WAITING_BYTES
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.updates.requests import Request, TrainRequest
 from rayfl.errors import DeviceLostError, ResourceError
 
 _TIMED_STEPS = 4
-_STACKED_STEPS = 2
+_FEW_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,14 @@ def _measure_call(
     host.run(replace(call.job, clients=together[:1]), call.broadcast)
     step_s = short.seconds / short.steps
     one = client = max(memory.peak(), 1)
+    waiting = 0
+    if not short.vectorized and len(call.job.clients) > 1:
+        # A sum is made of several messages only, and of more clients more of them wait to be added.
+        short.limit = _FEW_STEPS
+        memory.mark()
+        host.run(replace(call.job, splits=()), call.broadcast)
+        one = client = max(memory.peak(), one)
+        waiting = MAX_WAITING_BYTES
     # Fewer fitted if the engine has halved its width; and fewer may fill the rows of a step.
     together = together[: min(short.width, short.widest)]
     if len(together) > 1:
@@ -180,7 +189,7 @@ def _measure_call(
         first_step_s,
         step_s,
         client,
-        room.own + max(one - client, 0),
+        room.own + max(one - client, 0) + waiting,
         0,
         room.free,
         room.total,
@@ -204,7 +213,7 @@ def _of_a_stack(
         together: clients of a stack.
         one: bytes that the first of them takes alone, with its scores.
     """
-    short.limit = _STACKED_STEPS
+    short.limit = _FEW_STEPS
     splits = call.job.splits if host.engine.device.type == "cpu" else ()
 
     def peak(clients: Sequence[int]) -> int:

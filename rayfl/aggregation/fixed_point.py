@@ -39,6 +39,8 @@ SMALL = 4096
 """Elements of vectors of which several are added by :func:`add_rows`."""
 # Elements worked on at a time, so that intermediate values stay in the cache.
 _CHUNK = 16384
+_ON_ACCELERATORS = 1 << 22
+"""Elements of all summands that an accelerator works on at a time: some 150 MiB of intermediate values."""
 THREAD_CHUNK = 1 << 16
 """Elements that a thread works on at a time."""
 ELEMENTS_PER_THREAD = 1 << 21
@@ -76,15 +78,16 @@ def stretches(vector: Vector) -> Iterator[slice]:
         yield slice(start, min(start + size, len(vector)))
 
 
-def in_stretches(work: Callable[[slice], None], vector: Vector) -> None:
+def in_stretches(work: Callable[[slice], None], vector: Vector, summands: int = 1) -> None:
     """Does ``work`` on consecutive stretches of a vector, on accelerators as long as there is memory for.
 
     Args:
         work: changes nothing before it has computed everything.
         vector: of the length in question.
+        summands: vectors of this length that the work is on; on accelerators more of them make shorter stretches.
     """
     if isinstance(vector, Tensor):
-        Pieces("elements of a sum").over(len(vector), work)
+        Pieces("elements of a sum", max(_ON_ACCELERATORS // summands, 1)).over(len(vector), work)
         return
     for here in stretches(vector):
         work(here)
@@ -123,7 +126,11 @@ def add_products(products: Sequence[tuple[Vector, float]], high: Vector, low: Ve
     """
     factors = [(values, weight * 2.0**HIGH_BITS) for values, weight in products]
     add = _add_tensors if isinstance(high, Tensor) else _narrow_adder(len(high)) if narrow else _add_wide
-    in_stretches(lambda here: add([(values[here], factor) for values, factor in factors], high[here], low[here]), high)
+    in_stretches(
+        lambda here: add([(values[here], factor) for values, factor in factors], high[here], low[here]),
+        high,
+        len(factors),
+    )
 
 
 def add_rows(rows: np.ndarray, weights: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:

@@ -52,6 +52,7 @@ def invert(
 ) -> None:
     """Attack a client's message: what does it give away of its samples (gradient inversion)?"""
     from cluster.replay import participants, sent_message
+    from rayfl.engine.precision import arithmetic
     from rayfl.plots.partition import check_format, save_figure
     from rayfl.plots.reconstructions import draw
     from rayfl.plots.style import paper_style
@@ -69,7 +70,8 @@ def invert(
     with Progress(console=terminal.err(), transient=True, disable=not terminal.err().is_terminal) as bar:
         task = bar.add_task(f"client {whose}", total=iterations * restarts)
         attack = Attack(objective, iterations, restarts, seed, report=lambda: bar.update(task, advance=1))
-        found = inverted(opened, round, whose, message, attack, labels, place)
+        with arithmetic("float32"):  # of convolutions, too, which a GPU rounds otherwise
+            found = inverted(opened, round, whose, message, attack, labels, place)
     for but in caveats(opened, found.steps, objective):
         terminal.warn(but)
     method, scores = opened.config.algorithm.name, found.scores()

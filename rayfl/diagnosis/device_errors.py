@@ -106,11 +106,12 @@ class Pieces:
 
     Args:
         what: the things that are counted, in the plural.
+        most: how many are worked on at a time, at most; None for no limit but the memory.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, most: int | None = None) -> None:
         self._what = what
-        self._most: int | None = None
+        self._most = most
 
     def over(self, size: int, work: Callable[[slice], None]) -> None:
         """Works on consecutive pieces of ``size`` things; a piece that is too large is halved.

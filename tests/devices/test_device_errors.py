@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from actors.hosting import outgoing
+from algorithms.fedavg import FedAvg
 from rayfl.diagnosis.device_errors import Pieces, check_context, ran_out_of_memory
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import DeviceLostError
-from tests.support.elsewhere import elsewhere
-from tests.support.toys import CPU
+from rayfl.messages.compressors import TopK
+from rayfl.messages.privacy import PrivacyConfig
+from tests.support.elsewhere import PRETENDED, elsewhere
+from tests.support.toy_networks import two_layers
+from tests.support.toys import CPU, Toy, random_clients
 
 LIMIT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
@@ -103,3 +111,31 @@ def test_work_in_pieces() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         Pieces("things").over(3, lambda here: (tried.append(here), work(slice(0, 9)))[1])
     assert [here.stop - here.start for here in tried] == [3, 2, 1, 1]
+
+
+@PRETENDED
+@pytest.mark.parametrize("what", ["compression", "privacy"])
+def test_a_message_that_does_not_fit_is_made_in_a_smaller_stack(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def third_fails(function: Any) -> Any:
+        def called(*given: Any, **options: Any) -> Any:
+            calls.append(function)
+            if len(calls) == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+            return function(*given, **options)
+
+        return called
+
+    owner, name = (TopK, "encoded") if what == "compression" else (outgoing, "limited")
+    monkeypatch.setattr(owner, name, third_fails(getattr(owner, name)))
+    private = {"privacy": PrivacyConfig(clip_norm=1.0, noise_multiplier=1.0)}
+    options: dict[str, Any] = {"compression": TopK()} if what == "compression" else private
+    train = TrainConfig(rounds=4, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
+    with elsewhere() as device:
+        data = random_clients([6] * 8, seed=1)
+        toy = Toy(FedAvg(aggregation="uniform"), data, two_layers(), train, mode="vectorized", device=device, **options)
+        toy.client_hosts[0].engine.width = 8
+        toy.step()
+        assert toy.client_hosts[0].engine.width == 4
+    assert len(calls) > 8

@@ -23,6 +23,7 @@ from actors.probing.measure import Measured, ProbeFailedError, ShortenedEngine, 
 from actors.probing.memory import GpuMemory, ProcessMemory, Room, memory_of
 from actors.probing.probe_calls import ProbeCall, middling, probe_calls
 from algorithms.registry import Experiment
+from rayfl.aggregation.exact_sum import MAX_WAITING_BYTES
 from rayfl.config.loading import load_config
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine import engine as engine_module
@@ -111,8 +112,8 @@ class Broken(rayfl.Algorithm):
 def test_an_actor_has_a_base_and_each_stacked_client_takes_the_same(tmp_path: Path) -> None:
     stacked = measured(experiment(tmp_path, mode="vectorized"), Scripted(50, 110))
     assert (stacked.client_bytes, stacked.base_bytes) == (30, 120)  # three clients: 50, 80, 110
-    looped = measured(experiment(tmp_path), Scripted(50))
-    assert (looped.client_bytes, looped.base_bytes) == (50, 100)
+    looped = measured(experiment(tmp_path), Scripted(50, 70))  # of one client, and with the sum of several
+    assert (looped.client_bytes, looped.base_bytes) == (70, 100 + MAX_WAITING_BYTES)
     for found in (stacked, looped):
         assert (found.held_bytes, found.device_free_bytes, found.device_total_bytes) == (7, 8 * GIB, 10 * GIB)
     noisy = measured(experiment(tmp_path, mode="vectorized"), Scripted(50, 40))
