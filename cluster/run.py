@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from actors.processes.ray_pool import RayPool
 from algorithms.registry import Experiment
 from cluster.planning.balance import hosts_of
 from cluster.planning.measuring import plan_run
-from cluster.planning.shared_storage import WHILE_RUNNING_S, check_shared_storage
+from cluster.planning.shared_storage import SharedFolder
 from cluster.rounds.claim import claim_folder
 from cluster.rounds.driver import Driver
 from cluster.rounds.extending import extend
@@ -93,33 +92,38 @@ def _check_callbacks(callbacks: Sequence[Callback]) -> None:
         raise ConfigError(f"callbacks is {callbacks!r}; needed is a list of objects whose class is a rayfl.Callback")
 
 
-def run_config(config: ExperimentConfig, callbacks: Sequence[Callback] = (), extends: bool = False) -> Result:
+def run_config(
+    config: ExperimentConfig, callbacks: Sequence[Callback] = (), extends: bool = False, waits: bool = False
+) -> Result:
     """Runs a validated configuration; see :func:`run`.
 
     Args:
         config: the configuration.
         callbacks: listeners.
         extends: whether the run in the configuration's folder may be given more rounds.
+        waits: whether to wait for the lease of a process that cannot be observed from here, see :class:`Lease`.
     """
     with buffered_log() as early:
         config = where_begun(config)
         parts = Parts(config)
         sizes = parts.check()
         check_run_folder(parts.storage, parts.copy)
-        return _run_claimed(parts, sizes, callbacks, early, extends)
+        with (
+            arithmetic(config.engine.precision),
+            Lease(parts.storage, config.storage.lease_timeout_s, waits) as lease,
+        ):
+            return _run_claimed(parts, sizes, lease, callbacks, early, extends)
 
 
 def _run_claimed(
-    parts: Parts, sizes: np.ndarray, callbacks: Sequence[Callback], early: MemoryHandler, extends: bool
+    parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequence[Callback], early: MemoryHandler, extends: bool
 ) -> Result:
-    config = parts.config
-    with arithmetic(config.engine.precision), Lease(parts.storage, config.storage.lease_timeout_s) as lease:
-        restored = extend(parts) if extends else []
-        restored += claim_folder(parts)
-        with log_file(parts.storage, early):
-            for line in restored:
-                _log.info("%s", line)
-            return _run_alone(parts, sizes, lease, callbacks)
+    restored = extend(parts) if extends else []
+    restored += claim_folder(parts)
+    with log_file(parts.storage, early):
+        for line in restored:
+            _log.info("%s", line)
+        return _run_alone(parts, sizes, lease, callbacks)
 
 
 def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequence[Callback]) -> Result:
@@ -228,22 +232,32 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
         return
     with ray_session(cluster.address), stop_requests(cluster.stop_grace_s) as stop:
         plan = plan_run(parts, sizes)
-        _check_places(parts, cluster.startup_timeout_s)
-        admit = partial(_check_places, parts, min(WHILE_RUNNING_S, cluster.startup_timeout_s))
+        places = _places(parts)
+        for place in places:
+            place.check()
         sent = with_absolute_places(plan.config).model_dump(mode="json")
-        pool = RayPool(sent, plan.options, config.run_name, admit, parts.dataset.content_hash())
+        pool = RayPool(
+            sent,
+            plan.options,
+            config.run_name,
+            lambda: all(place.ready() for place in places),
+            parts.dataset.content_hash(),
+        )
         try:
             yield pool, stop, plan.lines
         finally:
             pool.close()
+            for place in places:
+                place.close()
 
 
-def _check_places(parts: Parts, timeout_s: float) -> None:
-    """Checks that the run's folder and that of its copies are the same place on all nodes that the run may use."""
-    labels = parts.config.cluster.label_selector
-    check_shared_storage(parts.storage, timeout_s, labels=labels)
-    if parts.copy is not None:
-        check_shared_storage(parts.copy, timeout_s, "storage.copies_path", labels)
+def _places(parts: Parts) -> list[SharedFolder]:
+    """Returns the folders that must be the same place on all nodes: the run's own, and that of its copies."""
+    timeout_s, labels = parts.config.cluster.startup_timeout_s, parts.config.cluster.label_selector
+    own = SharedFolder(parts.storage, timeout_s, labels=labels)
+    if parts.copy is None:
+        return [own]
+    return [own, SharedFolder(parts.copy, timeout_s, "storage.copies_path", labels)]
 
 
 def inline_device(wanted: str) -> str:

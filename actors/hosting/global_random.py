@@ -18,7 +18,8 @@ class GlobalGenerators:
     def states(self) -> dict[str, Any]:
         """Returns the states by name of the generator."""
         numpy = np.random.get_state()
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        devices = range(torch.cuda.device_count()) if in_use else ()
         return {
             "torch": torch.get_rng_state().numpy().tobytes(),
             "torch.cuda": [torch.cuda.get_rng_state(device).numpy().tobytes() for device in devices],

@@ -32,6 +32,8 @@ class ActorOptions:
         shared_memory: bytes that the driver may use for messages to actors on its machine.
         labels: selector of their nodes' labels, see :func:`actors.processes.labels.matches`; empty for any node.
         begins_with: minimum number of actors that must start in time; None: all of them.
+        nodes_timeout_s: seconds in which replacements must start, where that is longer than ``timeout_s``: a cloud may
+            have to find nodes for them.
     """
 
     count: int
@@ -45,6 +47,7 @@ class ActorOptions:
     shared_memory: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     begins_with: int | None = None
+    nodes_timeout_s: float = 0.0
 
 
 @dataclass(frozen=True)

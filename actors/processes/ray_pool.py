@@ -40,8 +40,8 @@ class RayPool:
         options: number of actors and their resources.
         run: name of the run. Its actors are ``rayfl-host-00``, ... in a namespace of their own, so that several runs
             can use a cluster. The replacement of a dead one is ``rayfl-host-00-life-2``.
-        admit: called before actors are started on nodes that have joined; raises a ``RayflError`` if these nodes
-            cannot be used.
+        admit: called before actors are started on nodes that have joined; returns False as long as it is not known
+            whether these can be used, and raises a ``RayflError`` if they cannot.
         content: SHA-256 of the samples; None where it is not known.
 
     Raises:
@@ -54,7 +54,7 @@ class RayPool:
         config: dict[str, Any],
         options: ActorOptions,
         run: str,
-        admit: Callable[[], None] = lambda: None,
+        admit: Callable[[], bool] = lambda: True,
         content: str | None = None,
     ) -> None:
         self._config = config
@@ -74,7 +74,7 @@ class RayPool:
         self._unfit, self._unfit_until = frozenset[str](), 0.0
         try:
             self._start([next(self._numbers) for _ in range(options.count)], self._hosts)
-            self._await(list(self._hosts), options.begins_with or options.count)
+            self._await(list(self._hosts), options.begins_with or options.count, options.timeout_s)
         except HostDiedError as death:
             self.close()
             raise ResourceError(
@@ -130,7 +130,8 @@ class RayPool:
             host.forget()
         before = len(self._hosts)
         self._start([host.number for host in dead], self._hosts)
-        self._await(self._hosts[before:], self._options.at_least)
+        timeout_s = max(self._options.timeout_s, self._options.nodes_timeout_s)
+        self._await(self._hosts[before:], self._options.at_least, timeout_s)
         return list(range(before, len(self._hosts)))
 
     def grow(self) -> list[int]:
@@ -145,7 +146,8 @@ class RayPool:
         if more < 1 or (nodes == self._unfit and now < self._unfit_until):
             return []
         try:
-            self._admit()
+            if not self._admit():
+                return []
         except RayflError as error:
             _log.warning("nodes that have joined are not used: %s", error)
             self._stop_growing(now)
@@ -226,15 +228,16 @@ class RayPool:
         labels = {} if self._given else dict(self._options.labels)
         return {"label_selector": labels} if labels else {}  # older Rays do not know the option
 
-    def _await(self, new: Sequence[RayHost], at_least: int) -> None:
+    def _await(self, new: Sequence[RayHost], at_least: int, timeout_s: float) -> None:
         """Waits for new hosts, except for those that do not fit, because nodes have left or others use them.
 
         Args:
             new: hosts that were started.
             at_least: minimum number of hosts of the run.
+            timeout_s: seconds in which they must start.
         """
         waiting, given_up = list(new), list[RayHost]()
-        ends = time.monotonic() + self._options.timeout_s
+        ends = time.monotonic() + timeout_s
         while waiting:
             timeout = min(max(ends - time.monotonic(), 0.0), _ASK_EVERY_S)
             late = ray.wait([host.started for host in waiting], num_returns=len(waiting), timeout=timeout)[1]
@@ -244,7 +247,7 @@ class RayPool:
             too_many = self.size - max(self._room(whole_nodes(self._options.labels)), at_least)
             if time.monotonic() >= ends:
                 if self.size - len(waiting) < at_least:
-                    raise ResourceError(self._too_late(len(waiting), len(new)))
+                    raise ResourceError(self._too_late(len(waiting), len(new), timeout_s))
                 too_many = len(waiting)
             for _ in range(min(too_many, len(waiting))):
                 host = waiting.pop()
@@ -276,10 +279,10 @@ class RayPool:
         if self._bundles is not None:
             self._bundles.release(host.number)
 
-    def _too_late(self, count: int, asked: int) -> str:
+    def _too_late(self, count: int, asked: int, timeout_s: float) -> str:
         options = self._options
         return (
-            f"{count} of {asked} actors did not start within {options.timeout_s:g} s: each needs "
+            f"{count} of {asked} actors did not start within {timeout_s:g} s: each needs "
             f"{options.num_cpus:g} CPUs and {options.num_gpus:g} GPUs, {count * options.num_cpus:g} CPUs and "
             f"{count * options.num_gpus:g} GPUs together, the cluster has {free_in_words()} free (others may hold the "
             f"rest, or these actors, where their processes have only begun: `ray status`){_busy()}; lower "

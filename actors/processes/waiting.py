@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import ray
 
+from actors.hosting.running_clients import describe_clients
+from actors.processes.client_actor import host_name
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from rayfl.engine.updates.requests import SERVER
@@ -15,6 +18,11 @@ from rayfl.engine.updates.requests import SERVER
 OWN_WORK_S = 600.0
 """Seconds that a host may be at one piece of its own work, such as a commit, unless the deadline for clients is longer.
 Repeating such work does not make it faster, but a storage that hangs must not hold up the run for ever."""
+
+REMIND_S = 300.0
+"""Seconds of silence after which the log says which host is waited for; twice as long after each time."""
+
+_log = logging.getLogger("rayfl")
 
 
 def collected(
@@ -32,18 +40,20 @@ def collected(
     """
     # By host: since when it is silent, and from when on its deadline counts.
     silent_since, heard, known = dict[int, float](), dict[int, float](), set[Any]()
+    remind_s = REMIND_S
     while waiting := list(handles):
         asked = {handles[handle]: time.monotonic() for handle in waiting if handle not in known}
         silent_since |= asked
         heard |= asked
-        known, timeout = set(waiting), None
-        if deadline_s is not None:
-            silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
-            timeout = max(heard[silent] + deadline_s - time.monotonic(), 0.0)
-        ready, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
+        known = set(waiting)
+        silent = min({handles[handle] for handle in waiting}, key=heard.__getitem__)
+        left_s = remind_s if deadline_s is None else max(heard[silent] + deadline_s - time.monotonic(), 0.0)
+        ready, waiting = ray.wait(waiting, num_returns=1, timeout=min(left_s, remind_s))
         if not ready:
-            assert deadline_s is not None
-            if _has_answered(handle for handle in waiting if handles[handle] == silent):
+            if deadline_s is None or left_s > remind_s:
+                _remind(hosts[silent], len(silent_since.keys() & set(map(handles.__getitem__, waiting))), remind_s)
+                remind_s *= 2
+            elif _has_answered(handle for handle in waiting if handles[handle] == silent):
                 heard[silent] = time.monotonic()  # the answer is there, and is being transferred
             else:
                 silent_s = time.monotonic() - silent_since[silent]
@@ -57,6 +67,20 @@ def collected(
         del handles[ready[0]], ready  # the last references: Ray may free what it holds
         yield host, result
         del result
+
+
+def _remind(host: RayHost, waits_for: int, silent_s: float) -> None:
+    """Says in the log which host has been silent for longest, and what it is at."""
+    doing = host.doing()
+    if doing is None:
+        at = "it does not say what it is doing"
+    else:
+        work = [f"{what} for {seconds:.0f} s" for what, seconds in doing.work.items()]
+        ran = [f"{describe_clients(doing.clients)} for {doing.seconds:.0f} s"] if doing.clients else []
+        at = f"it is at {', '.join([*ran, *work]) or 'nothing'}"
+    where = f"{host_name(host.number)} on {host.description.get('node', 'an unknown node')}"
+    others = f", nor from {waits_for - 1} others" if waits_for > 1 else ""
+    _log.warning("no answer from %s for %.0f s%s: %s (clients.deadline_s ends waiting)", where, silent_s, others, at)
 
 
 def _has_answered(handles: Iterable[Any]) -> bool:

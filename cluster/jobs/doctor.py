@@ -146,10 +146,12 @@ def check_gpu_sharing() -> Finding:
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 -- it is this folder that counts
     """Checks the room for Ray's object store, without which Ray falls back to the disk."""
+    from actors.hosting.memory import machine_memory
+
     if not folder.is_dir():
         return Finding("shared memory", "ok", "this system has no /dev/shm")
     size = shutil.disk_usage(folder).total
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine_memory()
     found = f"{size / _GIB:.1f} GiB of {memory / _GIB:.0f} GiB memory"
     if size >= _SHARED_MEMORY_SHARE * memory:
         return Finding("shared memory", "ok", found)

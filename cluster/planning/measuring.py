@@ -60,7 +60,11 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
         def ask() -> None:
             wish.ask(demand(config.cluster, resources_of(nodes()), num_clients), labels)
 
-        options = wait_for_room(config.cluster, lambda: resources_of(nodes()), num_clients, nodes=nodes, ask=ask)
+        options = wait_for_room(
+            config.cluster,
+            lambda wanted: plan_actors(wanted, resources_of(found := nodes()), num_clients, found),
+            ask=ask,
+        )
     (least, most), reserved = actors_between(config.cluster, num_clients), get_current_placement_group() is not None
     usable = nodes()
     if least < most and not reserved:

@@ -6,10 +6,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from actors.processes.placement import PARTS, ActorOptions, Node, room, share_of_gpu
 from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
+
+T = TypeVar("T")
 
 _log = logging.getLogger("rayfl")
 _ASK_EVERY_S = 2.0
@@ -18,22 +21,18 @@ _SAY_EVERY_S = 30.0
 
 def wait_for_room(
     config: ClusterConfig,
-    resources: Callable[[], Mapping[str, float]],
-    num_clients: int,
+    planned: Callable[[ClusterConfig], T],
     sleep: Callable[[float], None] = time.sleep,
-    nodes: Callable[[], Sequence[Node]] | None = None,
     ask: Callable[[], None] = lambda: None,
-) -> ActorOptions:
-    """Waits until the cluster is large enough, and returns the plan of :func:`plan_actors`.
+) -> T:
+    """Waits until the cluster is large enough for a plan, and returns the plan.
 
     With ``actors_per_gpu=auto`` and a number of actors, it waits for a GPU for each; when the time is over, they share.
 
     Args:
         config: cluster section; ``resources_timeout_s`` is the maximum time to wait.
-        resources: returns the resources of the whole cluster.
-        num_clients: K, the number of clients.
+        planned: makes the plan of the cluster as it is now; raises a ResourceError as long as it is too small.
         sleep: waits for a number of seconds.
-        nodes: returns the resources of each node; None: the cluster counts as one machine.
         ask: called while waiting, to ask for what is missing.
 
     Raises:
@@ -44,8 +43,7 @@ def wait_for_room(
     alone = config.model_copy(update={"actors_per_gpu": 1}) if shares else config
     while True:
         try:
-            wanted = alone if waited < config.resources_timeout_s else config
-            return plan_actors(wanted, resources(), num_clients, None if nodes is None else nodes())
+            return planned(alone if waited < config.resources_timeout_s else config)
         except ResourceError as error:
             if waited >= config.resources_timeout_s:
                 after = f" (waited {waited:g} s: cluster.resources_timeout_s)" if waited else ""
@@ -112,6 +110,7 @@ def plan_actors(
         most,
         config.shared_memory,
         config.label_selector,
+        nodes_timeout_s=config.resources_timeout_s,
     )
 
 

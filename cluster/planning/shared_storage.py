@@ -1,7 +1,8 @@
-"""Checks that a run's folder is the same place on every node, before the run starts."""
+"""Checks that a folder is the same place on every node: before a run starts, and on nodes that join it."""
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -11,79 +12,124 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.processes.labels import matches
+from actors.processes.ray_errors import in_words
 from rayfl.errors import ResourceError, RunError
 from rayfl.storage.files import Storage
 
-WHILE_RUNNING_S = 10.0
-"""Seconds that the nodes may take while a run waits for their answers, between two rounds."""
 _NOT_THERE = "does not see it: it is no shared folder there (mount it on all nodes, or use s3://, gs://)"
 
 
 def check_shared_storage(
     storage: Storage, timeout_s: float, option: str = "storage_path", labels: Mapping[str, str] | None = None
 ) -> None:
-    """Writes a file here, and has every node of the cluster read it and write another one.
+    """Checks a folder on all nodes that there are; see :class:`SharedFolder`."""
+    SharedFolder(storage, timeout_s, option, labels).check()
 
-    Where the driver's node is the only one, nothing is checked.
+
+class SharedFolder:
+    """A folder that must be one place for all nodes that a run uses.
+
+    The driver writes a file, and has each node read it and write another one. A node that has shown that it sees the
+    folder is not asked again. Where the driver's node is the only one, nothing is checked.
 
     Args:
         storage: folder of the run, or of its copies.
         timeout_s: seconds that the nodes may take.
         option: configuration option that names the folder.
         labels: selector of the nodes that are asked, see :func:`actors.processes.labels.matches`; None for all nodes.
-
-    Raises:
-        ResourceError: naming the nodes on which the folder is missing, another one or read-only, and the folder.
-        RunError: when the folder cannot be written here.
     """
-    nodes = [node for node in _alive() if matches(node.get("Labels") or {}, labels or {})]
-    if {node["NodeID"] for node in nodes} <= {ray.get_runtime_context().get_node_id()}:
-        return
-    probe = f".probe-{uuid.uuid4().hex}"
-    storage.write(probe, probe.encode())
-    try:
-        problems = _ask(storage, probe, nodes, timeout_s)
-        for node in nodes:
-            answer = f"{probe}-{node['NodeID']}"
-            if node["NodeID"] not in problems and not storage.exists(answer):
-                problems[node["NodeID"]] = "wrote into a folder of the same name that is another one"
-            storage.delete(answer)
-    finally:
-        storage.delete(probe)
-    problems = {node["NodeID"]: problems[node["NodeID"]] for node in _alive() if node["NodeID"] in problems}
-    if problems:
-        names = {node["NodeID"]: f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes}
-        listed = "; ".join(f"node {names[node]} {problem}" for node, problem in problems.items())
-        raise ResourceError(f"{option} must be one place for all nodes, but of {storage.uri} {listed}")
 
+    def __init__(
+        self,
+        storage: Storage,
+        timeout_s: float,
+        option: str = "storage_path",
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self._storage, self._timeout_s, self._option, self._labels = storage, timeout_s, option, labels or {}
+        self._proven = set[str]()
+        self._probe, self._since = "", 0.0
+        self._asked: dict[Any, str] = {}
 
-def _alive() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    def check(self) -> None:
+        """Waits for the answers of all nodes; raises as :meth:`ready`."""
+        while not self.ready(self._timeout_s):
+            pass
 
+    def ready(self, patience_s: float = 0.0) -> bool:
+        """Returns whether all nodes of now see the folder; False while some have not answered yet.
 
-def _ask(storage: Storage, probe: str, nodes: list[dict[str, Any]], timeout_s: float) -> dict[str, str]:
-    """Has all nodes check the folder; returns problems by node id."""
-    visit: Any = ray.remote(visit_storage)
-    # No CPU: nodes that are full, or have none to give, are asked too.
-    asked = {
-        visit.options(
-            num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(storage.uri, probe, f"{probe}-{node['NodeID']}"): node["NodeID"]
-        for node in nodes
-    }
-    late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)[1]
-    problems = {asked[task]: f"has not answered within {timeout_s:g} s" for task in late}
-    for task in late:
-        ray.cancel(task, force=True)
-    for task, node in asked.items():
-        if task not in late:
+        Args:
+            patience_s: seconds to wait for answers.
+
+        Raises:
+            ResourceError: naming the folder and the nodes on which it is missing, another one or read-only, or which
+                did not answer in time.
+            RunError: when the folder cannot be written here.
+        """
+        if not self._asked and not self._ask():
+            return True
+        late = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=patience_s)[1]
+        if late and time.monotonic() - self._since < self._timeout_s:
+            return False
+        try:
+            self._judge(late)
+        finally:
+            self.close()
+        return True
+
+    def close(self) -> None:
+        """Forgets the question that is open, and removes its file."""
+        if self._asked:
+            self._storage.delete(self._probe)
+        self._asked = {}
+
+    def _ask(self) -> bool:
+        """Asks the nodes that have not shown yet that they see the folder; returns whether there are such nodes."""
+        ids = [node["NodeID"] for node in self._nodes() if node["NodeID"] not in self._proven]
+        if set(ids) <= {ray.get_runtime_context().get_node_id()}:
+            return False
+        self._probe, self._since = f".probe-{uuid.uuid4().hex}", time.monotonic()
+        self._storage.write(self._probe, self._probe.encode())
+        visit: Any = ray.remote(visit_storage)
+        # No CPU: nodes that are full, or have none to give, are asked too.
+        self._asked = {
+            visit.options(
+                num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+            ).remote(self._storage.uri, self._probe, f"{self._probe}-{node}"): node
+            for node in ids
+        }
+        return True
+
+    def _judge(self, late: list[Any]) -> None:
+        """Reads the answers, except for late ones; raises as :meth:`ready`."""
+        silent = {self._asked[task]: f"has not answered within {self._timeout_s:g} s" for task in late}
+        wrong: dict[str, str] = {}
+        for task in late:
+            ray.cancel(task, force=True)
+        for task, node in self._asked.items():
+            answer = f"{self._probe}-{node}"
             try:
-                found = ray.get(task)
+                found = "" if node in silent else ray.get(task)
+                if found or (node not in silent and not self._storage.exists(answer)):
+                    wrong[node] = found or "wrote into a folder of the same name that is another one"
             except RayError as error:
-                found = f"could not be asked ({str(error).strip().splitlines()[0]})"
-            if found:
-                problems[node] = found
-    return problems
+                silent[node] = f"could not be asked: {in_words(error)}"
+            self._storage.delete(answer)
+        self._proven |= set(self._asked.values()) - wrong.keys() - silent.keys()
+        problems = {
+            f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})": (wrong | silent)[node["NodeID"]]
+            for node in self._nodes()  # one that has left meanwhile needs no storage
+            if node["NodeID"] in wrong.keys() | silent.keys()
+        }
+        if problems:
+            listed = "; ".join(f"node {name} {problem}" for name, problem in problems.items())
+            but = f"but of {self._storage.uri}" if wrong else f"which is not known of {self._storage.uri}:"
+            raise ResourceError(f"{self._option} must be one place for all nodes, {but} {listed}")
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return [node for node in nodes if node["Alive"] and matches(node.get("Labels") or {}, self._labels)]
 
 
 def visit_storage(uri: str, probe: str, answer: str) -> str:

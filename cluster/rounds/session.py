@@ -27,6 +27,9 @@ _LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _FREE_AT_ONCE = ("RAY_free_objects_batch_size", "1")
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _PROBE_TIMEOUT_S = 10.0
+_NO_CLIENT = (
+    ", through which models would crawl: give the cluster's own address (host:6379), or submit the run as a Ray job"
+)
 
 
 @contextmanager
@@ -44,6 +47,8 @@ def ray_session(address: str | None) -> Iterator[None]:
     if folder := working_folder():
         _refuse_shadowing(folder)
     if ray.is_initialized():
+        if ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
+            raise ResourceError(f"this process is connected by a Ray Client{_NO_CLIENT}")
         yield
         return
     target = address or os.environ.get("RAY_ADDRESS")
@@ -73,10 +78,7 @@ def _refuse_shadowing(folder: str) -> None:
 
 def _attach(target: str) -> None:
     if "://" in target:
-        raise ResourceError(
-            f"{target} is the address of a Ray Client or dashboard, through which models would crawl: give the "
-            "cluster's own address (host:6379), or submit the run as a Ray job"
-        )
+        raise ResourceError(f"{target} is the address of a Ray Client or dashboard{_NO_CLIENT}")
     host, _, port = target.rpartition(":")
     if host:
         _probe(host, port)

@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actors.processes.placement import ActorOptions, Node, resources_of, room
+from actors.processes.placement import PARTS, ActorOptions, Node, resources_of, room
 from cluster.planning.resources import asks_for, plan_actors
 from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ResourceError
+
+_NEXT_TO_NOTHING = {"CPU": 1 / PARTS}
+"""What a process reserves that is to reserve nothing: Ray Tune knows no empty placement group."""
 
 
 @dataclass(frozen=True)
@@ -19,14 +22,27 @@ class TrialPlan:
     Attributes:
         bundles: bundles of its placement group: one for the experiment's own process, then one for each actor.
         at_once: number of experiments that fit into the cluster at a time.
-        neighbours: number of experiments that share a machine, at most.
+        neighbours: number of experiments that share a machine of now, at most.
         cluster: cluster section that the experiment runs with.
+        actors: number of its actors, the CPUs of each, and how many of them share a GPU (0: none).
     """
 
     bundles: tuple[dict[str, float], ...]
     at_once: int
     neighbours: int
     cluster: ClusterConfig
+    actors: tuple[int, float, int]
+
+    @property
+    def reserves(self) -> bool:
+        """Whether what it reserves limits how many experiments run at a time."""
+        return _NEXT_TO_NOTHING not in self.bundles
+
+    def neighbours_on(self, node: Node, at_most: int | None) -> int:
+        """Returns the number of experiments that share a machine, which may have joined since the plan was made."""
+        count, num_cpus, per_gpu = self.actors
+        fitting = math.ceil(room([node], num_cpus, per_gpu, math.inf) / count) if self.reserves else 0
+        return max(self.neighbours, fitting if at_most is None else min(fitting, at_most))
 
 
 def plan_trial(config: ClusterConfig, nodes: Sequence[Node], num_clients: int, at_most: int | None) -> TrialPlan:
@@ -66,7 +82,8 @@ def plan_trial(config: ClusterConfig, nodes: Sequence[Node], num_clients: int, a
         # Its actors get what is reserved here, so that nothing needs to be measured.
         cluster = cluster.model_copy(update={"actors_per_gpu": max(options.per_gpu, 1)})
     at_once, neighbours = _at_a_time(options, nodes, at_most)
-    return TrialPlan(tuple(bundles), at_once, neighbours, cluster)
+    actors = options.count, options.num_cpus, options.per_gpu
+    return TrialPlan(tuple(bundles), at_once, neighbours, cluster, actors)
 
 
 def _at_a_time(options: ActorOptions, nodes: Sequence[Node], at_most: int | None) -> tuple[int, int]:
@@ -97,4 +114,4 @@ def _check_one_fits(config: ClusterConfig, nodes: Sequence[Node]) -> None:
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
-    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount} or _NEXT_TO_NOTHING

@@ -9,14 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal
 
 import pyarrow as pa
 import ray
 
 from actors.processes.labels import check_version
-from actors.processes.placement import whole_nodes
+from actors.processes.placement import resources_of, whole_nodes
 from actors.processes.working_folder import work_in, working_folder
+from cluster.planning.autoscaling import AutoscalerRequest, demand
+from cluster.planning.resources import wait_for_room
 from cluster.planning.shared_storage import check_shared_storage
 from cluster.rounds.interrupts import StopRequest, stop_requests
 from cluster.rounds.session import ray_session
@@ -32,6 +35,7 @@ from cluster.sweep.folder import (
 from cluster.sweep.progress import SweepProgress
 from cluster.sweep.resources import TrialPlan, plan_trial
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
+from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.experiment.copies import with_absolute_places
 from rayfl.experiment.parts import Parts
@@ -137,7 +141,7 @@ def _run(
     ):
         stop.patient = True
         check_version(cluster.label_selector)
-        plan = plan_trial(cluster, whole_nodes(cluster.label_selector), clients, options.at_once)
+        plan = _plan(sweep, cluster, clients, options)
         check_shared_storage(sweep.folder, cluster.startup_timeout_s, labels=cluster.label_selector)
 
         def judged(trial: Trial, rounds: int) -> None:
@@ -147,7 +151,7 @@ def _run(
 
         progress = SweepProgress(sweep, left, options.measure, say, failures, judged if options.scheduler else None)
         tuner = tune.Tuner(
-            tune.with_resources(_trainable(running, left, options.measure, plan), _placement(tune, plan)),
+            tune.with_resources(_trainable(running, left, options, plan), _placement(tune, plan)),
             param_space={"trial": tune.grid_search(list(range(len(running))))},
             tune_config=_tune_config(tune, running, options, plan),
             run_config=tune.RunConfig(
@@ -163,11 +167,22 @@ def _run(
         return stop.error() if stop.requested else None
 
 
-def _trainable(running: Sequence[Trial], left: Sequence[Trial], measure: Measure, plan: TrialPlan) -> Any:
+def _plan(sweep: Sweep, cluster: ClusterConfig, clients: int, options: SweepOptions) -> TrialPlan:
+    """Returns the plan of the experiments; waits for a cluster that has no room for one yet."""
+    labels = cluster.label_selector
+    with AutoscalerRequest(f"rayfl-{PurePath(sweep.folder.uri).name}-waits") as wish:
+        return wait_for_room(
+            cluster,
+            lambda wanted: plan_trial(wanted, whole_nodes(labels), clients, options.at_once),
+            ask=lambda: wish.ask(demand(cluster, resources_of(whole_nodes(labels)), clients), labels),
+        )
+
+
+def _trainable(running: Sequence[Trial], left: Sequence[Trial], options: SweepOptions, plan: TrialPlan) -> Any:
     """Returns the function that Ray Tune runs: an experiment by its number."""
     contents = [_content(trial, plan) if trial in left else None for trial in running]
-    before = [history(committed(trial).table.to_pylist(), measure, trial.config.algorithm) for trial in running]
-    neighbours, folder = plan.neighbours, working_folder()
+    before = [history(committed(trial).table.to_pylist(), options.measure, trial.config.algorithm) for trial in running]
+    folder, at_once = working_folder(), options.at_once
 
     def trainable(chosen: Mapping[str, Any]) -> None:
         from ray import tune
@@ -178,7 +193,9 @@ def _trainable(running: Sequence[Trial], left: Sequence[Trial], measure: Measure
             for line in before[chosen["trial"]]:
                 tune.report(line)
         else:
-            run_trial(content, measure, before[chosen["trial"]], neighbours, tune.report)
+            here = ray.get_runtime_context().get_node_id()
+            neighbours = max(plan.neighbours_on(node, at_once) for node in whole_nodes({}) if node.id == here)
+            run_trial(content, options.measure, before[chosen["trial"]], neighbours, tune.report)
 
     return trainable
 
@@ -190,7 +207,9 @@ def _content(trial: Trial, plan: TrialPlan) -> dict[str, Any]:
 
 def _placement(tune: Any, plan: TrialPlan) -> Any:
     labels = dict(plan.cluster.label_selector)
-    selected = {"bundle_label_selector": [labels] * len(plan.bundles)} if labels else {}
+    # Ray leaves out a first bundle that reserves nothing, and wants a selector for each of the others.
+    kept = len(plan.bundles) - (not any(plan.bundles[0].values()))
+    selected = {"bundle_label_selector": [labels] * kept} if labels else {}
     return tune.PlacementGroupFactory([dict(bundle) for bundle in plan.bundles], **selected)
 
 
@@ -208,7 +227,8 @@ def _tune_config(tune: Any, running: Sequence[Trial], options: SweepOptions, pla
         )
     return tune.TuneConfig(
         scheduler=scheduler,
-        max_concurrent_trials=plan.at_once,
+        # What experiments reserve limits them, also to what nodes have that join later.
+        max_concurrent_trials=options.at_once if plan.reserves else plan.at_once,
         # a process is set up once and goes on with the next experiment
         reuse_actors=True,
         trial_name_creator=lambda found: running[found.config["trial"]].name,

@@ -77,7 +77,8 @@ def run_trial(
     config = config.model_copy(update={"cluster": with_memory_of_trial(config.cluster, neighbours)})
     progress = CommitReporter(measure, config.algorithm, report)
     try:
-        result = run_config(config, [progress])
+        # An earlier attempt may have left its lease on another machine, and nobody would try again.
+        result = run_config(config, [progress], waits=True)
         if progress.reported < result.rounds_completed:
             report({ROUND: result.rounds_completed})
     except RayflError as error:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import quote
@@ -39,10 +40,9 @@ class Storage:
         if "://" not in self.uri:
             return fs.LocalFileSystem(), str(Path(self.uri).expanduser().absolute())
         try:
-            filesystem, path = fs.FileSystem.from_uri(_in_one_request(self.uri))
+            return _opened(self.uri)
         except (OSError, ValueError, TypeError) as error:
             raise RunError(f"storage_path {self.uri!r} cannot be used: {error}") from error
-        return filesystem, path
 
     @property
     def local_path(self) -> Path | None:
@@ -203,11 +203,14 @@ def absolute(place: str) -> str:
     return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
-def _in_one_request(uri: str) -> str:
-    """Returns the URI with the option that has small objects written to S3 by one request instead of three."""
-    if not uri.startswith("s3://") or "allow_delayed_open=" in uri:
-        return uri
-    return f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true"
+@lru_cache(maxsize=32)
+def _opened(uri: str) -> tuple[fs.FileSystem, str]:
+    """Returns the file system of a URI, and the path in it; one client of a store serves all operations."""
+    if uri.startswith("s3://") and "allow_delayed_open=" not in uri:
+        # Small objects are then written by one request instead of three.
+        uri += f"{'&' if '?' in uri else '?'}allow_delayed_open=true"
+    filesystem, path = fs.FileSystem.from_uri(uri)
+    return filesystem, path
 
 
 def _checked(path: str) -> str:

@@ -97,11 +97,13 @@ class Lease:
     Args:
         storage: the folder.
         timeout_s: seconds after the last renewal at which a holder loses its lease if its end cannot be observed.
+        waits: whether to wait for the lease of such a holder, as a Ray job does in any case.
     """
 
-    def __init__(self, storage: Storage, timeout_s: float) -> None:
+    def __init__(self, storage: Storage, timeout_s: float, waits: bool = False) -> None:
         self._storage = storage
         self._timeout_s = timeout_s
+        self._waits = waits or _RAY_JOB in os.environ
         self._renewed_every_s = timeout_s / _RENEWALS
         self._mine = Holder.here()
         self._over = threading.Event()
@@ -176,11 +178,11 @@ class Lease:
         return self._mine.model_copy(update={"heartbeat": time.time()}).model_dump_json(indent=1).encode()
 
     def _awaited(self, holder: Holder | None) -> Holder | None:
-        """Returns the holder after a Ray job has waited for a lease to expire, or for the renewal that shows it in use.
+        """Returns the holder after waiting, if at all, for its lease to expire, or for a renewal that shows it in use.
 
         A holder that cannot be observed is most likely the same job in a pod that was replaced: nobody would try again.
         """
-        now, waits = holder, _RAY_JOB in os.environ and holder is not None and holder.is_alive() is None
+        now, waits = holder, self._waits and holder is not None and holder.is_alive() is None
         while waits and now == holder and (left_s := self._timeout_s - self._age(FILE)) > 0:
             if now is holder:  # the first time
                 _log.warning("waits at most %.0f s for the lease of %s to expire", left_s, holder)
@@ -286,10 +288,8 @@ def _exists(pid: int) -> bool:
     """Returns whether a process exists, possibly another user's; for systems without /proc."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

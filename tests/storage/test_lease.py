@@ -131,6 +131,14 @@ def test_a_job_waits_until_a_lease_that_its_lost_pod_left_expires(
     assert len(caplog.records) == 1
 
 
+def test_whoever_is_told_to_wait_waits_as_a_job_does(storage: Storage) -> None:
+    left_by(storage, pid=1, host="elsewhere")
+    with pytest.raises(RunError, match="is working here"), Lease(storage, 0.8):
+        pass
+    with Lease(storage, 0.8, waits=True) as mine:
+        mine.check()
+
+
 @pytest.mark.parametrize("renewed", [True, False], ids=["it is renewed", "another job has taken it"])
 def test_a_job_waits_no_longer_than_until_the_holder_is_seen_to_live(
     storage: Storage, ray_job: None, renewed: bool

@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError, RayError, RaySystemError, RayTaskErro
 
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_errors import result_of
-from rayfl.errors import ConfigError, DeviceLostError, MethodError
+from rayfl.errors import ConfigError, DeviceLostError, MethodError, ResourceError
 
 
 class OfTwo(Exception):
@@ -61,6 +61,39 @@ def test_so_it_is_with_older_rays(monkeypatch: pytest.MonkeyPatch) -> None:
         result(RaySystemError(said), monkeypatch)
     with pytest.raises(HostDiedError):
         result(RaySystemError(RuntimeError("the raylet is gone")), monkeypatch)
+
+
+DEATH = """The actor died unexpectedly before finishing this task.
+\tclass_name: ClientActor
+\tactor_id: 5f00ba
+\tpid: 4711
+\tname: rayfl-host-03
+\tnamespace: rayfl-run-1
+\tip: 10.0.0.7
+The actor died because its node has died. Node Id: c0ffee
+\tthe actor's node was terminated expectedly: spot instance reclaimed
+"""
+
+
+def test_the_death_of_an_actor_says_which_one_where_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = ActorDiedError()
+    monkeypatch.setattr(ActorDiedError, "__str__", lambda _: DEATH)
+    with pytest.raises(HostDiedError) as raised:
+        result(lost, monkeypatch)
+    for word in ("rayfl-host-03", "10.0.0.7", "pid: 4711", "its node has died", "spot instance reclaimed"):
+        assert word in raised.value.reason
+    assert "5f00ba" not in raised.value.reason and "\n" not in raised.value.reason
+    monkeypatch.setattr(ActorDiedError, "__str__", lambda _: "x" * 5000)
+    with pytest.raises(HostDiedError) as raised:
+        result(lost, monkeypatch)
+    assert len(raised.value.reason) < 700
+
+
+def test_an_actor_that_could_not_be_set_up_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "The actor died because of an error raised in its creation task, ray::Actor() (pid=1, ip=10.0.0.7, x=2)"
+    monkeypatch.setattr(ActorDiedError, "__str__", lambda _: f"{said}\nOSError: no space left")
+    with pytest.raises(ResourceError, match=r"^host 3 \(10\.0\.0\.7\) could not be set up: OSError: no space left"):
+        result(ActorDiedError(), monkeypatch)
 
 
 def test_other_errors_are_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_slurm(tmp_path: Path) -> None:
         "#SBATCH --partition=gpu",
         "#SBATCH --account=group-1",
         "cpus=${SLURM_CPUS_PER_TASK:-16}",
-        "--num-gpus=${SLURM_GPUS_ON_NODE:-2}",
+        "gpus=${SLURM_GPUS_ON_NODE:-2}",
         "source /opt/rayfl/bin/activate",
         "rayfl run femnist 'partition={name: natural, min_samples: 10}' 'storage_path=/scratch/my runs' name=femnist &",
     ):
@@ -268,6 +268,13 @@ def test_other_nodes_join_the_first(tmp_path: Path, jobs: list[Job]) -> None:
     assert line.endswith(f" --address=0.0.0.0:{job.ports[0]}")
     # A job that has all memory of its nodes leaves it to Ray how much objects may take.
     assert "--object-store-memory" not in log
+
+
+@pytest.mark.parametrize(("cpus", "given"), [(8, 8), (9, 8), (4, 4)])
+def test_no_gpu_is_idle_for_want_of_a_cpu(cpus: int, given: int, tmp_path: Path, jobs: list[Job]) -> None:
+    jobs.append(job := Job(tmp_path, 43, {}, SLURM_CPUS_PER_TASK=str(cpus), SLURM_GPUS_ON_NODE="8"))
+    job.wait_for_the_run()
+    assert f"--num-cpus={given} --num-gpus=8 " in job.log.read_text()
 
 
 def test_a_ray_that_does_not_start_is_said(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ import pytest
 import yaml
 from ray.util.placement_group import placement_group_table
 
+from actors.processes.placement import ActorOptions
 from cluster.planning.autoscaling import AutoscalerRequest, demand
-from cluster.planning.resources import wait_for_room
+from cluster.planning.resources import plan_actors, wait_for_room
 from cluster.rounds.session import ray_session
 from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ResourceError
@@ -54,12 +55,16 @@ def test_what_is_asked_for(options: dict[str, Any], present: dict[str, float], e
 
 def test_nothing_is_asked_for_without_waiting() -> None:
     asked: list[bool] = []
+
+    def planned(wanted: ClusterConfig) -> ActorOptions:
+        return plan_actors(wanted, {"CPU": 2}, 20)
+
     with pytest.raises(ResourceError):
-        wait_for_room(ClusterConfig(num_actors=4), lambda: {"CPU": 2}, 20, ask=lambda: asked.append(True))
+        wait_for_room(ClusterConfig(num_actors=4), planned, ask=lambda: asked.append(True))
     assert not asked
     config = ClusterConfig.model_validate({"num_actors": 4, "resources_timeout_s": 4})
     with pytest.raises(ResourceError):
-        wait_for_room(config, lambda: {"CPU": 2}, 20, lambda _: None, ask=lambda: asked.append(True))
+        wait_for_room(config, planned, lambda _: None, ask=lambda: asked.append(True))
     assert asked
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from actors.processes.placement import Node
+from actors.processes.placement import ActorOptions, Node
 from cluster.planning.resources import plan_actors, wait_for_room
 from cluster.sweep.resources import plan_trial
 from rayfl.config.cluster_section import ClusterConfig
@@ -82,11 +82,16 @@ def grow(*sizes: float) -> tuple[list[float], Callable[[], dict[str, float]]]:
     return asked, resources
 
 
+def waited(config: ClusterConfig, resources: Callable[[], dict[str, float]], slept: list[float]) -> ActorOptions:
+    return wait_for_room(config, lambda wanted: plan_actors(wanted, resources(), 20), slept.append)
+
+
 def test_a_cluster_that_grows_is_waited_for() -> None:
     config = ClusterConfig.model_validate({"num_actors": 4, "resources_timeout_s": 60})
     asked, resources = grow(0, 2, 2, 8)
     slept: list[float] = []
-    assert wait_for_room(config, resources, 20, slept.append).count == 4
+    options = waited(config, resources, slept)
+    assert (options.count, options.nodes_timeout_s) == (4, 60)
     assert asked == [0, 2, 2, 8]
     assert sum(slept) <= 60
 
@@ -95,10 +100,10 @@ def test_one_that_does_not_grow_is_given_up_with_what_is_missing() -> None:
     config = ClusterConfig.model_validate({"num_actors": 4, "resources_timeout_s": 6})
     slept: list[float] = []
     with pytest.raises(ResourceError, match=r"4 actors with 1 CPUs.*2 CPUs.*waited 6 s: cluster.resources_timeout_s"):
-        wait_for_room(config, grow(2)[1], 20, slept.append)
+        waited(config, grow(2)[1], slept)
     assert sum(slept) == 6
     with pytest.raises(ResourceError, match="room for 2"):
-        wait_for_room(ClusterConfig(num_actors=4), grow(2)[1], 20, slept.append)
+        waited(ClusterConfig(num_actors=4), grow(2)[1], slept)
     assert sum(slept) == 6
 
 
@@ -110,7 +115,7 @@ def test_actors_share_gpus_once_more_of_them_were_waited_for() -> None:
             return {"CPU": 16.0, "GPU": left.pop(0) if len(left) > 1 else left[0]}
 
         config = ClusterConfig.model_validate({"resources_timeout_s": 6, **cluster})
-        options = wait_for_room(config, resources, 20, slept.append)
+        options = waited(config, resources, slept)
         return options.count, options.per_gpu, sum(slept)
 
     assert found(1, 2, 4, num_actors=4) == (4, 1, 4)
@@ -125,7 +130,7 @@ def test_actors_share_gpus_once_more_of_them_were_waited_for() -> None:
 def test_contradictions_are_not_waited_for() -> None:
     config = ClusterConfig.model_validate({"clients_per_actor": 1, "num_actors": 2, "resources_timeout_s": 60})
     with pytest.raises(ConfigError, match="drop one of the two"):
-        wait_for_room(config, grow(8)[1], 20)
+        waited(config, grow(8)[1], [])
 
 
 def test_a_range_of_actors_is_what_there_is_room_for_between_its_ends() -> None:

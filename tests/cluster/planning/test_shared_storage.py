@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 
-from cluster.planning.shared_storage import check_shared_storage, visit_storage
+from cluster.planning.shared_storage import SharedFolder, check_shared_storage, visit_storage
 from rayfl.errors import ResourceError
 from rayfl.storage.files import Storage
 
@@ -96,6 +98,34 @@ def test_a_single_node_shares_with_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local_ray")
+def test_nodes_that_have_joined_are_asked_once_and_nobody_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [node] = [node for node in ray.nodes() if node["Alive"]]
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the driver's"))
+    place, late = SharedFolder(Storage(str(tmp_path)), 60), list[bool]()
+    wait = ray.wait
+
+    def slow(tasks: list[Any], **options: Any) -> Any:
+        return ([], tasks) if late else wait(tasks, **options | {"timeout": 60})
+
+    monkeypatch.setattr(ray, "wait", slow)
+    late.append(True)
+    assert not place.ready() and not place.ready()
+    assert len(list(tmp_path.glob(".probe-*"))) == 1  # one question, however often its answer is looked for
+    late.clear()
+    assert place.ready() and not list(tmp_path.iterdir())
+    monkeypatch.setattr(ray, "wait", lambda *_, **__: pytest.fail("it has shown that it sees the folder"))
+    assert place.ready()
+    joined = node | {"NodeID": "5" * len(node["NodeID"])}
+    monkeypatch.setattr(ray, "nodes", lambda: [node, joined])
+    monkeypatch.setattr(ray, "wait", lambda tasks, **_: ([], tasks))
+    assert not place.ready()
+    place.close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_nodes_that_the_run_does_not_use_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [node] = [node for node in ray.nodes() if node["Alive"]]
     nodes = [
@@ -105,6 +135,9 @@ def test_nodes_that_the_run_does_not_use_are_not_asked(tmp_path: Path, monkeypat
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     check_shared_storage(Storage(str(tmp_path)), 60, labels={"kind": "driver"})
     for labels in ({"kind": "other"}, {}, None):  # a single node is asked if it is not the driver's
-        with pytest.raises(ResourceError, match=r"storage_path must be one place.*node not-there"):
+        with pytest.raises(
+            ResourceError,
+            match=r"storage_path must be one place.*which is not known of .*node not-there .*could not be asked",
+        ):
             check_shared_storage(Storage(str(tmp_path)), 60, labels=labels)
     assert not list(tmp_path.iterdir())

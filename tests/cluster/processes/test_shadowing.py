@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from cluster.rounds.session import ray_session
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, ResourceError
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,4 +56,14 @@ def test_what_nobody_would_import_is_no_matter(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(gone)
     gone.rmdir()
     with ray_session(None):
+        pass
+
+
+def test_a_connection_by_a_ray_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray.util.client.ray, "is_connected", lambda: True)
+    with (
+        pytest.raises(ResourceError, match=r"is connected by a Ray Client, .* submit the run as a Ray job"),
+        ray_session(None),
+    ):
         pass

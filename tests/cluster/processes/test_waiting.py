@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from actors.hosting.running_clients import Report
+from actors.processes import waiting
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost
 from actors.processes.waiting import collected
@@ -60,6 +61,21 @@ def test_a_host_that_says_nothing_after_it_was_asked_again_is_ended(host: RayHos
     handles[host.submit("answer", 60.0)] = 0
     with pytest.raises(HostDiedError, match=r"no answer within clients\.deadline_s=0\.5 s"):
         next(arriving)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deadline_s", [None, 60.0])
+def test_the_log_says_who_is_waited_for(
+    host: RayHost, deadline_s: float | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "REMIND_S", 0.2)
+    host.description = {"node": "node-7"}
+    handles = {host.submit("answer", 1.0): 0}
+    with caplog.at_level("WARNING", "rayfl"):
+        assert list(collected([host], handles, deadline_s, of_clients=True)) == [(0, "here")]
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("no answer from rayfl-host-00 on node-7 for 0 s: it ")
+    assert 1 <= len(said) <= 3  # after 0.2, 0.6 and 1.4 s
 
 
 @pytest.mark.slow

@@ -6,11 +6,13 @@ from types import ModuleType
 
 import pytest
 import ray
+import ray.tune
+from ray.util.placement_group import validate_placement_group
 
 from actors.processes.placement import Node
 from algorithms.registry import Experiment
 from cluster.sweep.resources import TrialPlan, plan_trial
-from cluster.sweep.run import SweepOptions, run_sweep
+from cluster.sweep.run import SweepOptions, _placement, run_sweep
 from rayfl.config.cluster_section import ClusterConfig
 from rayfl.errors import ConfigError, ResourceError
 from rayfl.sweeps.space import parse_space
@@ -97,6 +99,27 @@ def test_experiments_at_a_time_are_counted_by_node() -> None:
     gpus = Node("cpus", 8, 0), Node("gpus", 2, 4)
     assert plan_on({"actors_per_gpu": 2}, *gpus).at_once == 2
     assert plan_on({"cpus_per_actor": 0}, small, large).at_once == 2
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"num_actors": 3}, {"cpus_per_actor": 0}, {"num_actors": 2, "cpus_per_actor": 0}]
+)
+def test_ray_accepts_the_placement_group_of_an_experiment(config: dict[str, object]) -> None:
+    for labels in ({}, {"kind": "large"}):
+        found = plan({**config, "label_selector": labels}, CPU=8)
+        request = _placement(ray.tune, found)
+        options = request._bound
+        validate_placement_group(*options.args, **options.kwargs)  # raises for what Ray refuses
+        assert len(options.kwargs.get("bundle_label_selector", [])) == bool(labels) * len(request.bundles)
+
+
+def test_nodes_that_join_later_have_neighbours_of_their_own_number() -> None:
+    found = plan({"threads_per_actor": 2}, CPU=4)
+    assert (found.neighbours, found.reserves) == (2, True)
+    assert [found.neighbours_on(Node("x", cpus, 0), None) for cpus in (2, 4, 16)] == [2, 2, 8]
+    assert found.neighbours_on(Node("x", 16, 0), 3) == 3
+    nothing = plan({"cpus_per_actor": 0}, CPU=4)
+    assert (nothing.neighbours_on(Node("x", 16, 0), None), nothing.reserves) == (nothing.neighbours, False)
 
 
 @pytest.mark.parametrize(
