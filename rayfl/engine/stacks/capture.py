@@ -83,8 +83,10 @@ class CudaGraphs:
         except RuntimeError:
             # Up to PyTorch 2.11 the allocator believes ever after that this capture goes on: it reuses no memory of
             # other streams then, and cannot empty its cache. Later ones refuse to end it twice.
+            names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # the latter up to PyTorch 2.7
+            end = next(found for name in names if (found := getattr(torch._C, name, None)) is not None)
             with suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                end(torch.cuda.current_device(), self._pool)
                 torch._C._cuda_releasePool(torch.cuda.current_device(), self._pool)
             raise
 
