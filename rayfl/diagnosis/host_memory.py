@@ -37,8 +37,8 @@ class MemoryKills:
             return ""
         processes = "a process" if found == 1 else f"{found} processes"
         return (
-            f" [this machine's kernel has ended {processes} for lack of memory since the run began: lower "
-            "cluster.num_actors, or take a smaller model or smaller inputs]"
+            f" [this machine's kernel has ended {processes} for lack of memory since the run began, perhaps this "
+            "actor: then lower cluster.num_actors, or take a smaller model or smaller inputs]"
         )
 
     def _now(self) -> int:

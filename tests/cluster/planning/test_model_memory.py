@@ -35,7 +35,10 @@ def test_processes_that_the_kernel_ends_are_counted_from_the_beginning(tmp_path:
     kills = MemoryKills(counters)
     assert not kills.remark()
     counters.write_text("pgfault 9\noom_kill 22\nnr_unstable 0\n")
-    assert "has ended a process for lack of memory since the run began: lower cluster.num_actors" in kills.remark()
+    assert (
+        "has ended a process for lack of memory since the run began, perhaps this actor: then lower cluster.num_actors"
+        in kills.remark()
+    )
     counters.write_text("pgfault 9\noom_kill 24\nnr_unstable 0\n")
     assert "has ended 3 processes" in kills.remark()
 
