@@ -44,6 +44,7 @@ from algorithms.fedem import FedEM
 from algorithms.fedetf import FedETF
 from algorithms.fedex_lora import FedExLoRA
 from algorithms.fedexp import FedExP
+from algorithms.fedfed import FedFed
 from algorithms.fedfomo import FedFomo
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgc import FedGC
@@ -151,6 +152,7 @@ METHODS: dict[str, type[Algorithm]] = {
         CCVR,
         FedGH,
         FedGen,
+        FedFed,
         FedDistill,
         FedDF,
         FedMD,

@@ -46,6 +46,7 @@ PRINTED = {
     "fedetf": "FedETF",
     "fedex_lora": "FedEx-LoRA",
     "fedexp": "FedExP",
+    "fedfed": "FedFed",
     "fedfomo": "FedFomo",
     "fedfusion": "FedFusion",
     "fedgc": "FedGC",

@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("flora", "fedex_lora", "rolora", "lora_fair"),
         *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
         *("fltrust", "fedaws"),
-        *("qfedavg", "drfa", "term", "fedsr", "fediir"),
+        *("qfedavg", "drfa", "term", "fedsr", "fediir", "fedfed"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),

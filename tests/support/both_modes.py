@@ -35,7 +35,7 @@ def assert_modes_agree(
     for cohort in COHORTS:
         before = looped.states()
         assert_close(looped.step(cohort), stacked.step(cohort), tolerance)
-        assert all(leaf.dtype == dtype for leaf in tensors(stacked.server))
+        assert all(leaf.dtype == dtype for leaf in tensors(stacked.server) if leaf.is_floating_point())
         for client in set(before) - set(cohort):
             assert_equal(looped.states()[client], before[client])
     assert_close(looped.states(), stacked.states(), tolerance)

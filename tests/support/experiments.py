@@ -57,6 +57,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fltrust": {"name": "fltrust", "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},
     "fedgen": {"name": "fedgen", "generator_steps": 10, "generator_hidden": 16},
+    "fedfed": {"name": "fedfed", "distillation_rounds": 2, "hidden": 16, "proximal_weight": 0.1},
     "fedkd": {"name": "fedkd"},
     "knn-per": {"name": "knn_per", "neighbours": 3},
     "fedcac": {"name": "fedcac", "collaboration_rounds": 3},

@@ -24,6 +24,7 @@ BASES: dict[str, dict[str, Any]] = {
     "feddwa": {"top_k": 2},
     "fedem": {"components": 2},
     "fedetf": {"alternations": 2, "finetune_epochs": 1},
+    "fedfed": {"distillation_rounds": 1, "code_dim": 2, "hidden": 6, "distillation_lr": 0.03, "noise": 0.3},
     "fedfomo": {"peers": 2, "select_on": "train"},
     "fedgen": {
         "label_weight": 1,

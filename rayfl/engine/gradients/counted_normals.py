@@ -28,15 +28,15 @@ def drawn_keys(generator: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def normals(key: Tensor, count: int) -> Tensor:
-    """Standard normal numbers, shape (count,), of the key's type (or float32 before they are rounded to it).
+    """Standard normal numbers, shape (*, count), of the key's type (or float32 before they are rounded to it).
 
     By Box and Muller's transform of the two halves of each of SplitMix64's words: none is above 6.8 in size.
 
     Args:
-        key: of :func:`drawn_keys`, shape (7,).
+        key: of :func:`drawn_keys`, shape (*, 7): numbers of one key do not depend on the others.
         count: how many.
     """
-    number = (key.to(torch.int64) << 8 * torch.arange(_BYTES, device=key.device)).sum()
+    number = (key.to(torch.int64) << 8 * torch.arange(_BYTES, device=key.device)).sum(-1)
     dtype = torch.promote_types(key.dtype, torch.float32)
     alone = get_proxy_mode() is None and not is_stacked(number)
     return (keyed_normals if alone else _opaque_normals)(number, count, dtype).to(key.dtype)

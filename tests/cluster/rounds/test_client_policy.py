@@ -57,7 +57,8 @@ def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure:
     """Makes clients fail by (round, client), in one procedure or in all but those that ask all clients."""
 
     def failing(own: Equipment, job: Job, client: Client, *others: Any) -> ClientResult:
-        meant = job.procedure == procedure if procedure else job.procedure not in ("signal", "moments", "predictors")
+        others_asked = ("signal", "moments", "shared_features", "predictors")
+        meant = job.procedure == procedure if procedure else job.procedure not in others_asked
         if (job.round, client.id) in plan and meant:
             raise RuntimeError("made up")
         return found_of(own, job, client, *others)
@@ -150,6 +151,18 @@ def test_ccvr_needs_every_client_only_where_it_calibrates(tmp_path: Path, monkey
             with pytest.raises(
                 ClientError, match=rf"client {client}, round 4, moments: .*needs every one of its clients"
             ):
+                rayfl.run(config)
+
+
+def test_fedfed_needs_every_client_only_where_features_are_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_experiment(tmp_path, "fedfed", "fedfed", backend="inline") | {"clients": SKIP}
+    sampled = cohorts(config)[2]
+    for client in (sampled[0], next(client for client in range(5) if client not in sampled)):
+        with monkeypatch.context() as patch:
+            fail(patch, {(2, client)}, "shared_features")
+            with pytest.raises(ClientError, match=rf"client {client}, round 3, shared_features: .*needs every one"):
                 rayfl.run(config)
 
 

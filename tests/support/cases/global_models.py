@@ -18,6 +18,7 @@ from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddyn import FedDyn
 from algorithms.fedexp import FedExP
+from algorithms.fedfed import FedFed
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
 from algorithms.fediir import FedIIR
@@ -181,6 +182,13 @@ GLOBAL_MODELS = {
         down=lambda network: network.num_parameters + 8 * (4 + classes(network)) + 5 * 8 + 9 * features(network),
         up=lambda network: network.num_parameters + classes(network),
         uploads=lambda network: {*network.parameter_names, "counts"},
+    ),
+    "fedfed": Case(
+        FedFed(distillation_rounds=2, noise=0.3, code_dim=2, hidden=6, finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "matrix", "offset", "x", "y"},
+        averages=False,
+        relabels=False,
+        steady=False,
     ),
     "fedmmd": Case(FedMMD(finetune_epochs=1)),
     "fedfusion": Case(FedFusion(), down=convolved, up=convolved, uploads=convolved_names, averages=False),
