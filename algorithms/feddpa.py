@@ -175,7 +175,8 @@ def both(shared: Model, local: Model, weight: Tensor) -> Tree:
 
 
 def embedded(task: Task, model: Model, x: Tensor, asked: Tensor | None) -> Tensor:
-    """What the last layer reads of samples, shape (b, f); of texts, at the last token of the prompt.
+    """What the last layer reads of samples, shape (b, f); of texts, at the last token of the prompt; of pairs of texts
+    with one prompt, of the first.
 
     Args:
         task: of the model.
@@ -184,6 +185,8 @@ def embedded(task: Task, model: Model, x: Tensor, asked: Tensor | None) -> Tenso
         asked: of texts, the positions at which a token is predicted, shape (b, T). The first of them is where the last
             token of the prompt is read; it is position 0 where all of a text is learned.
     """
+    if asked is not None and task.inputs_per_sample > 1:
+        x, asked = x[:, 0], asked[:, 0]
     found = task.network.features(model, x)
     if asked is None:
         return found
@@ -204,5 +207,6 @@ class InstanceMixture:
         shared, local, known = models
         found = F.normalize(embedded(task, local, x, asked), dim=1)
         weight = self.scale * (found @ F.normalize(known["seen"], dim=1).T).mean(1, keepdim=True)
-        predicted: Tensor = task.predicted(task.network.logits(both(shared, local, weight), x))
+        weight = weight.repeat_interleave(task.inputs_per_sample, 0)  # the network reads texts, which a pair has two of
+        predicted: Tensor = task.predictions([both(shared, local, weight)], x)
         return predicted

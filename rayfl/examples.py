@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -14,12 +14,14 @@ SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""
 
-Target = Literal["class", "labels", "values", "tokens", "mask", "survival"]
+Target = Literal["class", "labels", "values", "tokens", "mask", "survival", "preference", "ranking"]
 """What is known of a sample: ``class``, one of C, int64; ``labels``, each of L that it has or not, float32 of shape
 (L,), 0 or 1; ``values``, D numbers to predict, float32 of shape (D,); ``tokens``, one for each position of the input,
 int64 of shape (T,), -100 where none is asked for; ``mask``, one of C classes for each pixel or voxel, int64 of shape
 (H, W) or (H, W, D), -100 where none counts; ``survival``, a time of at least 0, and whether the event was seen then
-(1) or was not seen until then (0), float32 of shape (2,)."""
+(1) or was not seen until then (0), float32 of shape (2,); ``preference``, for each position of two texts, the preferred
+one first, the next token of the answer, int64 of shape (2, T), -100 where none is asked for; ``ranking``, which of the
+items in the row a user chose, int64: 0, for it is the first."""
 
 BYTE_TOKENS, END_OF_BYTES = 258, 1
 """How many tokens there are of bytes: 0 fills up, 1 ends a text, and the bytes are 2 to 257."""
@@ -42,10 +44,11 @@ class InputSpec:
     Attributes:
         kind: ``image`` (float32 inputs, in [0, 1] unless normalized; also vectors of any numbers) or ``tokens`` (int64
             indices).
-        shape: shape of one input, e.g. ``(1, 28, 28)``, ``(80,)`` for tokens or ``(60,)`` for vectors.
+        shape: shape of one input, e.g. ``(1, 28, 28)``, ``(80,)`` for tokens, ``(2, 80)`` for pairs of texts or
+            ``(60,)`` for vectors; of ranking how many items a row has.
         num_classes: number of outputs: classes (of a sample, or of each pixel), labels, values to predict, or tokens to
-            choose from; 1 of survival, the risk.
-        vocabulary: number of distinct tokens; 0 for images.
+            choose from; 1 of survival, the risk, and of ranking, the score of an item.
+        vocabulary: number of distinct tokens, or items; 0 for images.
         target: what is known of a sample.
         padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
         categories: of rows of a table, by categorical column: where its values' columns of 0 and 1 begin, and how many
@@ -64,13 +67,22 @@ class InputSpec:
     def target_shape(self) -> tuple[int, ...]:
         """Shape of what is known of one sample: () for a class."""
         count = (self.num_classes,)
-        known = {"class": (), "labels": count, "values": count, "mask": self.shape[1:], "survival": (2,)}
+        known = {"class": (), "ranking": (), "labels": count, "values": count, "mask": self.shape[1:], "survival": (2,)}
         return known.get(self.target, self.shape)
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where a model has outputs: the shape of positions or pixels; () where it has one row a sample."""
+        """Where a model has outputs: the shape of positions, items or pixels; () where it has one row a sample."""
+        if self.target == "ranking":
+            return self.shape
         return self.target_shape if self.target in ("tokens", "mask") else ()
+
+    @property
+    def of_model(self) -> Self:
+        """What a model is made for: of pairs of texts, one text, with the next token at each position; else this."""
+        if self.target != "preference":
+            return self
+        return replace(self, shape=self.shape[1:], target="tokens")
 
     @property
     def target_type(self) -> type[np.generic]:
@@ -79,9 +91,12 @@ class InputSpec:
 
     def words(self) -> str:
         """Says for messages what the inputs are, and what is learned of each."""
-        if self.kind == "tokens":
+        if self.target == "ranking":
+            inputs = f"rows of {self.shape[0]} items, of {self.vocabulary} distinct ones,"
+        elif self.kind == "tokens":
             filled = "" if self.padding is None else f", filled up with token {self.padding}"
-            inputs = f"texts of {self.shape[0]} tokens, of {self.vocabulary} distinct ones{filled},"
+            pairs = "pairs of " * (self.target == "preference")
+            inputs = f"{pairs}texts of {self.shape[-1]} tokens, of {self.vocabulary} distinct ones{filled},"
         elif len(self.shape) == 1:
             inputs = f"vectors of {self.shape[0]} numbers"
         else:
@@ -92,6 +107,8 @@ class InputSpec:
             "values": f"{self.num_classes} numbers to predict each",
             "survival": "a time and an event each",
             "tokens": "the next token to predict at each position",
+            "preference": "the first text preferred to the second",
+            "ranking": "the first one chosen by a user",
             "mask": f"one of {self.num_classes} classes at each {'pixel' if len(self.shape) == 3 else 'voxel'}",
         }
         return f"{inputs} with {learned[self.target]}"

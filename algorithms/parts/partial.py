@@ -16,6 +16,7 @@ from rayfl.engine.updates.requests import Objective
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.models.factorization import OWN_FACTORS
+from rayfl.models.recommenders import USER
 from rayfl.objectives import TRAINED, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Model, Predictor, Task
@@ -43,13 +44,15 @@ class PartialModel(Averaging):
         "lora_b_and_head",
         "own_factors",
         "own_factors_and_head",
+        "user",
     ] = setting(
         "last_layer",
         "K_P",
         "the head: the last linear layer, the model's classifier block (all fully connected layers of a convolutional "
         "net; the SuPerFed tables), nothing, or everything; of a pretrained model's adapters one factor, both, or B "
         "with the last layers (in FedPer: FedSA-LoRA); the second factors of model.factorize=pfedpara, without or with "
-        "the last layer (in FedPer: pFedPara); the rest is the body",
+        "the last layer (in FedPer: pFedPara); the vectors of the user in a model that recommends (in FedPer: FCF, "
+        "FedNCF); the rest is the body",
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
@@ -64,6 +67,11 @@ class PartialModel(Averaging):
             raise ConfigError(
                 f"algorithm.head_group={self.head_group} needs weights W1 * (W2 + 1) with factors of W2 of the "
                 "client's own, and this model has none: set model.factorize=pfedpara (docs/models.md#low-rank-factors)"
+            )
+        if self.head_group == USER and USER not in task.network.groups:
+            raise ConfigError(
+                "algorithm.head_group=user is for models with vectors of a user, and this model has none: set "
+                "model=neural_cf or model=matrix_factorization, or head_group=last_layer"
             )
         if self.head_group in _OF_FACTORS:
             check_low_rank(f"algorithm.head_group={self.head_group}", task.network)
@@ -92,6 +100,7 @@ class PartialModel(Averaging):
             "lora_b_and_head": network.groups.get("lora_b", ()) + network.groups.get("head", ()),
             "own_factors": own,
             "own_factors_and_head": own + network.head_names,
+            USER: network.groups.get(USER, ()),
         }
         return groups[self.head_group]
 

@@ -87,7 +87,7 @@ def anatomies(config: ExperimentConfig) -> list[Anatomy]:
 
     spec, model = inputs_of(config), config.model
     candidates = model.candidates if isinstance(model, Candidates) else (model,)
-    return [_anatomy(one.name, one.network(spec), spec) for one in candidates]
+    return [_anatomy(one.name, one.network(spec.of_model), spec) for one in candidates]
 
 
 def inputs_of(config: ExperimentConfig) -> InputSpec:
@@ -186,11 +186,11 @@ def _write(path: Path, spec: InputSpec) -> None:
 
 
 def _targets(spec: InputSpec, size: int, generator: np.random.Generator) -> np.ndarray:
-    if spec.target == "class":
+    if spec.target in ("class", "ranking"):
         return np.arange(size) % spec.num_classes
     if spec.target == "survival":
         return np.ones((size, *spec.target_shape))
-    high = spec.num_classes if spec.target in ("tokens", "mask") else 2
+    high = spec.num_classes if spec.target in ("tokens", "preference", "mask") else 2
     return generator.integers(0, high, (size, *spec.target_shape))
 
 

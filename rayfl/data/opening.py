@@ -18,6 +18,7 @@ from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.base import NaturalPath, Samples, Source
+from rayfl.data.sources.custom import CustomSource
 from rayfl.data.sources.natural import NaturalDataset
 from rayfl.data.sources.pooled import PooledDataset
 from rayfl.data.tables import TabularDataset
@@ -190,7 +191,7 @@ def _natural(config: DataSections) -> NaturalPartition:
 
 
 def _check_untouched(config: DataSections) -> None:
-    """A data set that is an object of the user's own is used as it is."""
+    """Clients and splits that a source makes by itself, or a user's own object, are used as they are."""
     defaults = (
         ("holdout", HoldoutConfig()),
         ("noise", LabelNoise()),
@@ -199,6 +200,15 @@ def _check_untouched(config: DataSections) -> None:
     )
     for section, default in defaults:
         if getattr(config, section) != default:
+            what = f"dataset {config.dataset.name!r}, which has clients and splits of its own,"
+            if isinstance(config.dataset, CustomSource):
+                what = "a FederatedDataset of your own"
+            given, usual = (one.model_dump(mode="json") for one in (getattr(config, section), default))
+            fix = " ".join(
+                f"{section}.{name}={'null' if value is None else value}"
+                for name, value in usual.items()
+                if given.get(name, value) != value
+            )
             raise ConfigError(
-                f"{section}: a FederatedDataset of your own is used as it is; leave out the section {section}"
+                f"{section}: {what} is used as it is; leave out the section {section}{fix and f' (or set {fix})'}"
             )

@@ -58,8 +58,12 @@ def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> Non
     if spec.target == "class":
         _check_range(y, spec.num_classes, f"{whose}: the label", "classes", first)
         return
-    if spec.target in ("tokens", "mask"):
-        what, kind = ("a token to predict", "tokens") if spec.target == "tokens" else ("a class of the mask", "classes")
+    if spec.target == "ranking":
+        _check_range(y, 1, f"{whose}: the place of the chosen item", "place", first)
+        return
+    if spec.target in ("tokens", "preference", "mask"):
+        of_mask = spec.target == "mask"
+        what, kind = ("a class of the mask", "classes") if of_mask else ("a token to predict", "tokens")
         _check_range(y.masked_fill(y == IGNORED, 0), spec.num_classes, f"{whose}: {what}", kind, first)
         return
     wrong = unfit_targets(y.numpy(), spec.target)

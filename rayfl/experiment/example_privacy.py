@@ -120,6 +120,11 @@ def _check_network(task: NetworkTask) -> None:
             f"{_OPTION}: the loss of task={task.name} compares samples of a mini-batch, so that no sample has a "
             "gradient of its own"
         )
+    if task.target == "ranking":
+        raise ConfigError(
+            f"{_OPTION}: the items that a user did not choose are drawn for all of its samples from those that no "
+            "sample has, so that one sample changes the others: set privacy.clip_norm, which protects whole users"
+        )
     if network.batch_statistics or network.buffer_names:
         what = "batch normalization mixes" if network.batch_statistics else "buffers of the model may mix"
         raise ConfigError(

@@ -126,7 +126,7 @@ class Parts:
         """
         spec = self.dataset.spec
         self.config.task.check(spec, self.config.dataset.name)
-        networks = self.config.model.networks(spec)
+        networks = self.config.model.networks(spec.of_model)
         for network in networks:
             network.settle(self.streams.integer("init.global"))
         model = initial_model(self.config.init, self.storage)

@@ -87,6 +87,10 @@ class BoundModel:
     def draws(self, count: int) -> None:
         self._forward_pass.calls = count
 
+    def places(self, rows: int, count: int, among: int, device: torch.device) -> Tensor:
+        """Draws places for each row of a mini-batch by the key of the step; see :meth:`ForwardPass.places`."""
+        return self._forward_pass.places(rows, count, among, device)
+
     def replaced(self, tree: Mapping[str, Tensor]) -> list[str]:
         """Names of what the last pass has put tensors with other values in the place of, which no tree has.
 

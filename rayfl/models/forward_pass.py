@@ -16,6 +16,7 @@ from rayfl.errors import ModelError
 from rayfl.models.splitmix import FIRST, GAMMA, SECOND, signed, words
 
 _CALL = 0xD1342543DE82EF95
+_PLACES = 0xA0761D6478BD642F
 _LANES = 1 << 16
 
 
@@ -70,6 +71,23 @@ class ForwardPass:
         draw = _factors if alone else _opaque_factors
         return draw(key, signed(call * _CALL), entries, lanes, like.dtype).view(tuple(shape))
 
+    def places(self, rows: int, count: int, among: int, device: torch.device) -> Tensor:
+        """Draws places for each row of a mini-batch, with repetition: the same ones in all passes of a step.
+
+        Args:
+            rows: b; the places of a row do not depend on how many follow it.
+            count: how many places a row has.
+            among: places are 0 to this number minus 1.
+            device: of the result where there is no key; the key is 0 then.
+
+        Returns:
+            int64 of shape (b, count).
+        """
+        key = torch.zeros((), dtype=torch.int64, device=device) if self.key is None else self.key
+        alone = get_proxy_mode() is None and not is_stacked(key)
+        draw = _places if alone else _opaque_places
+        return draw(key, rows * count, among).view(rows, count)
+
 
 def _factors(key: Tensor, offset: int, entries: int, lanes: int, dtype: torch.dtype) -> Tensor:
     """What dropout multiplies with, shape (*key.shape, entries).
@@ -101,6 +119,25 @@ def _(key: Tensor, offset: int, entries: int, lanes: int, dtype: torch.dtype) ->
 def _(info: Any, in_dims: Sequence[int | None], key: Tensor, *others: Any) -> tuple[Tensor, int]:
     assert in_dims[0] is not None  # nothing else is a tensor
     return _opaque_factors(key.movedim(in_dims[0], 0), *others), 0
+
+
+def _places(key: Tensor, entries: int, among: int) -> Tensor:
+    """Numbers below ``among``, int64 of shape (*key.shape, entries), from random bits that dropout does not read."""
+    return (words(key, entries, signed(_PLACES)) >> 33 & (1 << 31) - 1) % among
+
+
+_opaque_places = torch.library.custom_op("rayfl::places", _places, mutates_args=())
+
+
+@_opaque_places.register_fake
+def _(key: Tensor, entries: int, among: int) -> Tensor:
+    return key.new_empty((*key.shape, entries))
+
+
+@_opaque_places.register_vmap
+def _(info: Any, in_dims: Sequence[int | None], key: Tensor, entries: int, among: int) -> tuple[Tensor, int]:
+    assert in_dims[0] is not None  # nothing else is a tensor
+    return _opaque_places(key.movedim(in_dims[0], 0), entries, among), 0
 
 
 class Stackable(nn.Module):

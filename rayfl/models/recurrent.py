@@ -50,7 +50,7 @@ class CharLSTM(Factorizable):
     init: Initialization = Field(default="torch", description=INITIALIZATION)
 
     def build(self, spec: InputSpec) -> ClassificationModel:
-        if spec.kind != "tokens" or len(spec.shape) != 1 or spec.vocabulary < 1:
+        if spec.kind != "tokens" or len(spec.shape) != 1 or spec.vocabulary < 1 or spec.target == "ranking":
             raise self.misfit(spec, "sequences of tokens from a vocabulary")
         rows = self.vocabulary or spec.vocabulary
         if rows < spec.vocabulary:

@@ -40,7 +40,7 @@ class FastText(Factorizable):
     init: Initialization = Field(default="torch", description=INITIALIZATION)
 
     def build(self, spec: InputSpec) -> ClassificationModel:
-        if spec.kind != "tokens" or len(spec.shape) != 1 or spec.target == "tokens":
+        if spec.kind != "tokens" or len(spec.shape) != 1 or spec.target in ("tokens", "ranking"):
             raise self.misfit(spec, "texts (tokens) with one target each")
         return initialized(BagOfTokens(spec, self.embedding, self.hidden, self.mean == "positions"), self.init)
 

@@ -17,6 +17,7 @@ from rayfl.models.mobile import MobileNet
 from rayfl.models.perceptron import TabularMLP, TwoNN
 from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
 from rayfl.models.pretrained.section import PretrainedModel
+from rayfl.models.recommenders import MatrixFactorization, NeuralCF
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.residual import ResNet9
 from rayfl.models.sensors import HarCNN
@@ -39,8 +40,10 @@ __all__ = [
     "HarCNN",
     "Initialization",
     "LeafCNN",
+    "MatrixFactorization",
     "MobileNet",
     "ModelConfig",
+    "NeuralCF",
     "PretrainedModel",
     "ReddiCNN",
     "ResNet9",
@@ -67,6 +70,8 @@ _Union = Union[  # noqa: UP007
     CharLSTM,
     FastText,
     WindowModel,
+    MatrixFactorization,
+    NeuralCF,
     SuPerFedCNN,
     SuPerFedTwoCNN,
     SimpleCNN,

@@ -10,15 +10,24 @@ from rayfl.config.differences import text_of
 
 _OVERLAPS = ("dice", "iou", "dice_by_sample")
 _OF_TASKS = {
-    "task.loss": ("loss",),
+    "task.loss": ("loss", "margin", "preference_accuracy"),
+    "task.beta": ("loss", "margin"),
+    "task.label_smoothing": ("loss",),
+    "task.gamma": ("loss",),
+    "task.odds_weight": ("loss",),
     "task.delta": ("loss",),
     "task.positive_weight": ("loss",),
     "task.background": (*_OVERLAPS, "loss"),
     "task.thresholds": ("auroc", "map"),
 }
 """By option of a task, the metrics that it defines."""
-_OF_TOKENS = ("x", "kind", "tokenizer", "tokenizer_sha256", "vocabulary", "length", "padding", "template", "response")
+_OF_TOKENS = (
+    "x", "kind", "tokenizer", "tokenizer_sha256", "vocabulary", "length", "padding", "template", "response", "chosen",
+    "rejected",
+)  # fmt: skip
 """Options of data that say which tokens are predicted, and so what all metrics of a language model are of."""
+_OF_TEXTS = ("language_model", "preference")
+"""The tasks whose models predict tokens."""
 
 
 def defined_apart(contents: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> dict[str, list[str]]:
@@ -40,10 +49,9 @@ def defined_apart(contents: Sequence[Mapping[str, Any]], metrics: Mapping[str, s
 
 def _differing(contents: Sequence[Mapping[str, Any]], metric: str) -> Iterator[str]:
     """Yields the paths of options that define a metric and in which runs differ."""
-    if all(value_at(content, "task.name") == "language_model" for content in contents):
-        paths = [f"dataset.{name}" for name in _OF_TOKENS]
-    else:
-        paths = [path for path, names in _OF_TASKS.items() if metric in names]
+    paths = [path for path, names in _OF_TASKS.items() if metric in names]
+    if all(value_at(content, "task.name") in _OF_TEXTS for content in contents):
+        paths += [f"dataset.{name}" for name in _OF_TOKENS]
     if metric == "loss" and all(value_at(one, "task.loss") == "cross_entropy" for one in contents):
         paths = [path for path in paths if path != "task.background"]  # it is about overlaps alone
     for path in paths:

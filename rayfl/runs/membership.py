@@ -77,6 +77,10 @@ def _losses(predictor: Predictor, task: Any, examples: Examples) -> np.ndarray:
     """Returns the loss of each sample, float64 of shape (n,)."""
     built, sums = predictor.built(), []
     for x, y in zip(torch.split(examples.x, _ROWS), torch.split(examples.y, _ROWS), strict=True):
+        if not task.scored_by_predictions:
+            pairs = zip(torch.split(x, 1), torch.split(y, 1), strict=True)
+            sums += [task.statistics(predictor, built, *pair).cpu().numpy() for pair in pairs]
+            continue
         predicted = predictor.predictions(built, x.clone(), task, task.asked(y))
         sums += [task.measures.statistics(predicted[n : n + 1], y[n : n + 1]).cpu().numpy() for n in range(len(y))]
     found: np.ndarray = task.measures.values(np.stack(sums))["loss"]

@@ -85,6 +85,7 @@ class Task(Protocol):
     network: Network
     name: str
     traits: frozenset[Trait]
+    inputs_per_sample: ClassVar[int]
 
     @property
     def measures(self) -> Measures:
@@ -152,6 +153,8 @@ class NetworkTask(ABC):
         traits: properties that methods may require.
         metrics: the metrics, if the class declares them; needed to compare the trials of a sweep.
         compares_samples: whether the loss compares samples of a mini-batch, so that a single one has none of its own.
+        inputs_per_sample: how many inputs of the network a sample is.
+        scored_by_predictions: whether :attr:`measures` score predictions alone; else :meth:`statistics` must be asked.
         measures: how its predictions are scored.
     """
 
@@ -160,6 +163,8 @@ class NetworkTask(ABC):
     traits: frozenset[Trait] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = ()
     compares_samples: ClassVar[bool] = False
+    inputs_per_sample: ClassVar[int] = 1
+    scored_by_predictions: ClassVar[bool] = True
 
     def __init__(self, network: Network, candidates: Sequence[Any] = (), spec: InputSpec | None = None) -> None:
         self.network = network

@@ -25,6 +25,8 @@ from rayfl.results.schemas import unfit_metrics
 from rayfl.tasks.base import NetworkTask
 from rayfl.tasks.classification import Classification
 from rayfl.tasks.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
+from rayfl.tasks.preference import PreferenceSection
+from rayfl.tasks.recommendation import RecommendationSection
 from rayfl.tasks.section import TARGETS, TaskSection
 from rayfl.tasks.survival import Survival
 
@@ -245,6 +247,8 @@ TaskConfig = Annotated[
         LanguageModelSection,
         SegmentationSection,
         SurvivalSection,
+        RecommendationSection,
+        PreferenceSection,
         CustomTask,
     ],
     Field(discriminator="name"),

@@ -21,6 +21,8 @@ TARGETS: dict[Target, str] = {
     "tokens": "the next token at each position",
     "mask": "a class of each pixel",
     "survival": "the time of an event, or until when it was not seen",
+    "preference": "which of two answers is preferred",
+    "ranking": "an item that a user chose, among others",
 }
 """What data may say of their samples, in words."""
 

@@ -43,14 +43,14 @@ class PaddingTrimmer:
         """Returns how many columns each text needs, int64 of shape (n,), on the CPU.
 
         Args:
-            x: tokens, int64 of shape (n, T).
+            x: tokens, int64 of shape (n, T), or (n, texts, T) where a sample is several texts.
             y: targets, n rows.
         """
         needed = lengths_of(x, self.padding)
-        if self.targets:
-            places = torch.arange(1, y.shape[1] + 1, device=y.device)
+        if self.targets and len(y):
+            places = torch.arange(1, y.shape[-1] + 1, device=y.device)
             needed = torch.maximum(needed, ((y != IGNORED) * places).amax(-1))
-        return needed.cpu()
+        return needed.flatten(1).amax(1).cpu() if needed.dim() > 1 else needed.cpu()
 
     def width(self, lengths: Tensor, most: int) -> int:
         """Returns the number of columns of a batch.
@@ -63,10 +63,10 @@ class PaddingTrimmer:
 
     def cut(self, x: Tensor, y: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a batch with only the columns it needs; in new memory if any is trimmed."""
-        width = self.width(lengths, x.shape[1])
-        if width == x.shape[1]:
+        width = self.width(lengths, x.shape[-1])
+        if width == x.shape[-1]:
             return x, y
-        return x[:, :width].contiguous(), y[:, :width].contiguous() if self.targets else y
+        return x[..., :width].contiguous(), y[..., :width].contiguous() if self.targets else y
 
 
 def trimmer_of(task: Task) -> PaddingTrimmer | None:
@@ -76,4 +76,4 @@ def trimmer_of(task: Task) -> PaddingTrimmer | None:
     padding = paddings.pop()
     if padding is None or paddings:
         return None
-    return PaddingTrimmer(padding, getattr(task, "target", None) == "tokens")
+    return PaddingTrimmer(padding, getattr(task, "target", None) in ("tokens", "preference"))

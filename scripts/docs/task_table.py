@@ -32,6 +32,7 @@ from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.pretrained.making import make
 from rayfl.models.pretrained.making_clip import NAMES
+from rayfl.models.pretrained.section import PretrainedModel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "tasks.md"
@@ -65,8 +66,20 @@ TASKS: dict[str, dict[str, Any]] = {
         "dataset": {"name": "synthetic_survival", "num_clients": 4, "samples": 30, "dimension": 6},
         "model": {"name": "two_nn", "hidden": [6, 6]},
     },
+    "recommendation": {
+        "dataset": {
+            "name": "synthetic_interactions",
+            "num_clients": 4,
+            "items": 30,
+            "interactions": 8,
+            "negatives": 10,
+        },
+        "holdout": {},
+        "model": {"name": "neural_cf", "factors": 3, "embedding": 4, "hidden": [6]},
+    },
+    "preference": {"dataset": {"name": "synthetic_preferences", "num_clients": 4, "samples": 20}},
 }
-"""By task, small data and a model for them."""
+"""By task, small data and a model for them; preferences are learned by adapters over a small pretrained model alone."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "floco": {"simplex_dimension": 3, "assignment_round": 1},
@@ -79,6 +92,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "l2gd": {"penalty_weight": 5.0},
     "hypcluster": {"clusters": 2},
     "feddf": {"distill_steps": 2},
+    "fedfed": {"distillation_rounds": 1, "code_dim": 2, "hidden": 4},
     "fedgen": {"generator_steps": 2, "generator_hidden": 4, "noise_dim": 3},
 }
 """By method, hyper-parameters that small data need, or that have no default."""
@@ -92,6 +106,8 @@ TRAIN: dict[str, dict[str, Any]] = {
 
 ADAPTED = ("fedalt", "feddpa", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair")
 """Methods that need a pretrained model, of which there are small ones for classes of images and for texts."""
+KEEPING = ("fedper", "fedrep", "fedbabu", "lg_fedavg")
+"""Methods that tell a part of a model from the rest, which of a language model are the second factors of adapters."""
 PROMPTED = ("fedpgp", "fedotp")
 """Methods that need CLIP, which tells classes."""
 _NOT_TRIED = (
@@ -131,6 +147,12 @@ def sections(method: str, task: str) -> dict[str, Any]:
     content["train"] |= TRAIN.get(method, {})
     if METHODS[method].asynchronous:
         content["system"] = {"name": "sampled", "mode": "buffered", "concurrency": 4}
+    if task == "preference":
+        if method in KEEPING:
+            content["algorithm"]["head_group"] = "lora_b"
+        content["model"] = {"name": "pretrained", "folder": _base(_BASES[task]), "adapter": {"r": 2}}
+        content["model"]["head"] = {"train": False}
+        return content
     if method == "fedap" or (method == "fedbn" and task != "segmentation"):  # a U-Net has group normalization
         content["model"] = {"name": "scripts.docs.task_table:normalized", "head": "2"}
     if method == "pfedpara":
@@ -152,7 +174,7 @@ def sections(method: str, task: str) -> dict[str, Any]:
     return content
 
 
-_BASES = {"classification": "tiny-vit", "language_model": "tiny-lm"}
+_BASES = {"classification": "tiny-vit", "language_model": "tiny-lm", "preference": "tiny-lm"}
 
 
 @cache
@@ -187,6 +209,12 @@ def tried(content: Mapping[str, Any]) -> str:
     except ConfigError as error:
         if "needs a model that can be cut by width" in str(error):
             return "the small model that is tried here cannot be cut by width"
+        if "holdout.public is 0" in str(error):  # where every sample is some user's
+            return "the server needs samples that belong to no client, and the data have none"
+        if "initial models that differ" in str(error):
+            return "adapters begin alike, and so would its models stay"
+        if isinstance(config.model, PretrainedModel) and "cannot learn" not in str(error):
+            return "a language model with adapters has no last layer of its own, batch normalization or units to cut"
         if "cannot learn" not in str(error):
             raise
         return str(error).partition(": ")[2].partition(": ")[2].partition(". Choose")[0]

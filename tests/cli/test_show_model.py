@@ -92,6 +92,15 @@ def test_data_without_classes_need_no_partition_to_be_looked_at() -> None:
     assert "prototypes are mean features by class" in found["methods"][0]["refused"]
 
 
+def test_models_that_score_items_are_looked_at_with_made_up_rows() -> None:
+    own = ("partition=natural", "holdout.test=null", "holdout.validation=0.1")
+    model = ("model=matrix_factorization", "dataset=synthetic_interactions", "task=recommendation")
+    found = json.loads(shown(*model, *own, "--methods", "fedavg,fedper", "--json"))
+    assert found["models"][0]["inputs"] == [100] and found["models"][0]["parameters"] == 201 * 16
+    sizes = {row["method"]: (row["down"], row["up"], row["state"]) for row in found["methods"]}
+    assert sizes == {"fedavg": (201 * 64, 201 * 64, 0), "fedper": (200 * 64, 200 * 64, 64)}
+
+
 def test_unknown_methods_are_named() -> None:
     with pytest.raises(ConfigError, match=r"no method 'fedavq'.*did you mean 'fedavg'"):
         shown("model=two_nn", "dataset=mnist", "--methods", "fedavq")

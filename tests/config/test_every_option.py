@@ -59,6 +59,8 @@ TOGETHER = {
     "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.padding": {"path": "rows.parquet", "kind": "tokens"},
+    "InteractionsSource.columns": {"path": "rows.csv"},
+    "InteractionsSource.separator": {"path": "rows.csv"},
     "ImageFolderSource.part": {"path": "folder", "levels": ["split", "class"]},
     "ImageFolderSource.validation": {"path": "folder", "levels": ["split", "class"]},
     "HuggingFaceSource.length": {"path": "folder", "tokenizer": "words"},

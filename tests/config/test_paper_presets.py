@@ -25,7 +25,19 @@ PRESETS = paper_presets()
 OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news", "ixi-tiny", "quickstart"} | {
     *(
         f"quickstart-{task}"
-        for task in ("regression", "multilabel", "text", "tabular", "segmentation", "survival", "lora", "lm", "clip")
+        for task in (
+            "regression",
+            "multilabel",
+            "text",
+            "tabular",
+            "segmentation",
+            "survival",
+            "recommendation",
+            "lora",
+            "lm",
+            "clip",
+            "preference",
+        )
     ),
     "vit-cifar100-lora",
     "flowertune-alpaca",

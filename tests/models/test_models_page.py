@@ -37,7 +37,7 @@ def parsed(text: str) -> Any:
 def spec_of(inputs: str, classes: int) -> InputSpec:
     sides, _, every = inputs.partition(", ")
     words = sides.split()
-    targets: dict[str, Target] = {"the next": "tokens", "each pixel": "mask"}
+    targets: dict[str, Target] = {"the next": "tokens", "each pixel": "mask", "each item": "ranking"}
     target = targets.get(every, "class")
     if words[-1] == "tokens":
         return InputSpec("tokens", (int(words[0]),), classes, int(words[2]), target)

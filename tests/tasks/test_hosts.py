@@ -18,6 +18,10 @@ from rayfl.results.tables import ResultTables
 from scripts.docs.task_table import TASKS, sections
 from tests.support.toys import assert_equal
 
+SLOW = ("preference",)
+"""The tasks for which a language model is trained first, which takes longer than all the rest of these tests."""
+EACH = [pytest.param(task, marks=pytest.mark.slow if task in SLOW else ()) for task in TASKS]
+
 
 def played(method: str, task: str, hosts: int) -> tuple[Any, Any, ResultTables]:
     """Two rounds and an evaluation on some hosts: the server's tree, the scores, and the tables."""
@@ -40,7 +44,7 @@ def played(method: str, task: str, hosts: int) -> tuple[Any, Any, ResultTables]:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "superfed"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", EACH)
 def test_one_host_and_three(task: str, method: str) -> None:
     (server, scores, tables), (other, others, same) = played(method, task, 1), played(method, task, 3)
     assert_equal(server, other)
@@ -52,7 +56,7 @@ def test_one_host_and_three(task: str, method: str) -> None:
     assert tables.clients.equals(same.clients)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", EACH)
 def test_pooled_metrics_are_those_of_all_samples_together(task: str) -> None:
     _, scores, tables = played("fedavg", task, 2)
     parts = [splits["test"]["global"] for splits in scores.values() if splits["test"]["global"].n]

@@ -22,6 +22,7 @@ PRESETS = {
     "quickstart-tabular": "top1",
     "quickstart-segmentation": "dice",
     "quickstart-survival": "c_index",
+    "quickstart-recommendation": "hit_rate",
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},

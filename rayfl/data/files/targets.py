@@ -17,9 +17,9 @@ def target_field(spec: InputSpec, of_class: pa.DataType) -> pa.Field:
         spec: of the samples.
         of_class: the type of a class.
     """
-    if spec.target == "class":
+    if spec.target in ("class", "ranking"):
         return pa.field("y", of_class, nullable=False)
-    value = {"tokens": pa.int32(), "mask": pa.int16()}.get(spec.target, pa.float32())
+    value = {"tokens": pa.int32(), "preference": pa.int32(), "mask": pa.int16()}.get(spec.target, pa.float32())
     item = pa.field("item", value, nullable=False)
     return pa.field("y", pa.list_(item, math.prod(spec.target_shape)), nullable=False)
 

@@ -22,7 +22,7 @@ from rayfl.data.sources.parquet import located
 from rayfl.data.sources.preparing import PREPARED
 from rayfl.data.sources.remarks import Remark, remarks_on
 from rayfl.data.sources.table_files import TableFile, form_of_names, no_column, owner
-from rayfl.data.sources.targets import IGNORE, WANTED, check_counted, mask_classes, ranked, without
+from rayfl.data.sources.targets import IGNORE, WANTED, check_counted, mask_classes, no_pairs, ranked, without
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.errors import DataError
 from rayfl.examples import Target
@@ -92,6 +92,7 @@ class ArraysSource(CopiedSource):
 
     def aimed_at(self, target: Target) -> Self:
         """See the base class; raises DataError for options and tasks that do not go together."""
+        no_pairs(target)
         found = self.model_copy(update={"target": target}) if self.target == "auto" else self
         if found._learns == "tokens":
             raise DataError("dataset: arrays have no next tokens; set another task, or choose other data")

@@ -93,12 +93,17 @@ class ChatTemplate:
         for place in turns:
             before, after = self.rendered(messages[:place], True), self.rendered(messages[: place + 1], False)
             if not (before.startswith(written) and after.startswith(before)):
-                return self._last(messages[: turns[-1] + 1]), False
+                return self.last(messages[: turns[-1] + 1]), False
             found += [before.removeprefix(written), after.removeprefix(before)]
             written = after
         return found, True
 
-    def _last(self, messages: Sequence[Message]) -> list[str]:
+    def last(self, messages: Sequence[Message]) -> list[str]:
+        """A conversation in two pieces: all before the last message, which is the assistant's, and that.
+
+        Raises:
+            DataError: the template refuses the messages, or does not begin an answer as it writes one.
+        """
         before, after = self.rendered(messages[:-1], True), self.rendered(messages, False)
         if not after.startswith(before):
             raise DataError(
@@ -141,6 +146,11 @@ def chat_template_of(tokenizer: str) -> ChatTemplate:
 def _named(token: Any) -> str | None:
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
+
+
+def asking(prompt: str, answer: str) -> list[Message]:
+    """The messages of one question and its answer."""
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
 
 
 def messages_of(value: Any) -> list[dict[str, str]]:

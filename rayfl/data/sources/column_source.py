@@ -16,7 +16,7 @@ from rayfl.data.sources.copied import CopiedSource
 from rayfl.data.sources.pooled_file import Part
 from rayfl.data.sources.remarks import Remark, on_categories, on_columns, on_labels, on_texts, remarks_on
 from rayfl.data.sources.table_files import NamedTable
-from rayfl.data.sources.targets import IGNORE, WANTED, check_counted
+from rayfl.data.sources.targets import IGNORE, WANTED, check_counted, no_pairs
 from rayfl.data.sources.targets import Wanted as TargetOption
 from rayfl.data.sources.tokenizers import LEARNED, tokenizer_digest
 from rayfl.data.tables import Standardize, TableColumns, TableOptions
@@ -128,6 +128,7 @@ class ColumnSource(CopiedSource):
 
     def aimed_at(self, target: Target) -> Self:
         """See the base class; raises DataError for labels that are numbered again where none are learned."""
+        no_pairs(target)
         found = self.model_copy(update={"target": target}) if self.target == "auto" else self
         if found.ignore is not None and found._learns != "mask":
             raise DataError("dataset.ignore is for masks, and there are none: leave it out")

@@ -44,6 +44,7 @@ class Rows:
         known_classes: how many classes the file says there are.
         class_names: the classes' texts, where they are told by texts, by number.
         left_out: how many rows there were of which nothing could be learned.
+        alike: how many more there were whose answers are all the same.
         shortened: how many conversations have but their last answer to learn.
         notes: what a user should be warned of, found where the inputs were read.
         domains: the domain of every row, where those of one follow each other; None where there are no domains.
@@ -64,6 +65,7 @@ class Rows:
     known_classes: int | None = None
     class_names: tuple[str, ...] = ()
     left_out: int = 0
+    alike: int = 0
     shortened: int = 0
     notes: tuple[str, ...] = ()
     domains: np.ndarray | None = None
@@ -76,6 +78,7 @@ class Rows:
             target: what is learned.
         """
         known = {"class": num_classes, "mask": num_classes, "tokens": self.vocabulary, "survival": 1}
+        known["preference"] = self.vocabulary
         outputs = known.get(target) or int(self.y.shape[-1])
         kind: Literal["image", "tokens"] = "tokens" if self.vocabulary else "image"
         return InputSpec(kind, self.x.shape[1:], outputs, self.vocabulary, target, self.padding)

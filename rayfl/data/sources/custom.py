@@ -17,7 +17,7 @@ from rayfl.data.files.content import checksum
 from rayfl.data.soundness import check_inputs
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
 from rayfl.data.sources.remarks import Remark, on_texts, remarks_on
-from rayfl.data.sources.targets import WANTED, Wanted, as_targets, check_masks, count_of, mask_classes, ranked
+from rayfl.data.sources.targets import WANTED, Wanted, as_targets, check_masks, count_of, mask_classes, no_pairs, ranked
 from rayfl.data.sources.tokenizers import PADDING
 from rayfl.errors import DataError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
@@ -112,6 +112,7 @@ class CustomSource(Source):
     def _samples(self, x: Any, y: Any, num_classes: Any, clients: Any = None) -> Samples:
         whose = f"dataset {self.function}"
         target: Target = "class" if self.target == "auto" else self.target
+        no_pairs(target)
         lengths = None
         if isinstance(x, tuple):
             if len(x) != 2:

@@ -127,6 +127,8 @@ _KINDS: dict[Target, str] = {
     "tokens": "tokens to choose from",
     "mask": "classes of pixels",
     "survival": "risk of an event",
+    "preference": "tokens to choose from, pairs of answers",
+    "ranking": "score of an item",
 }
 
 

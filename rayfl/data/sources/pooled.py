@@ -133,7 +133,7 @@ def _check_arrays(x: np.ndarray, y: np.ndarray, spec: InputSpec) -> None:
     if not np.issubdtype(x.dtype, np.integer) if of_tokens else x.dtype not in (np.uint8, np.float32):
         wanted = "int64 (tokens)" if of_tokens else "uint8 (pixels 0..255) or float32"
         raise DataError(f"x has the type {x.dtype}; convert it to {wanted}")
-    integers = {"tokens": "i", "mask": "iu"}.get(spec.target, "")
+    integers = {"tokens": "i", "preference": "i", "mask": "iu"}.get(spec.target, "")
     if y.dtype.kind not in integers if integers else y.dtype != spec.target_type:
         raise DataError(f"y has the type {y.dtype}; convert it to {np.dtype(spec.target_type)}")
     if x.shape[1:] != spec.shape or y.shape != (len(x), *spec.target_shape):

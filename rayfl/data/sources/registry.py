@@ -20,14 +20,17 @@ from rayfl.data.sources.huggingface import HuggingFaceSource
 from rayfl.data.sources.image_folder import ImageFolderSource
 from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
 from rayfl.data.sources.instructions import InstructionsSource
+from rayfl.data.sources.interactions import InteractionsSource, SyntheticInteractionsSource
 from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticSurvivalSource, SyntheticTextSource
 from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
 from rayfl.data.sources.made_up_masks import SyntheticMasksSource
+from rayfl.data.sources.made_up_preferences import SyntheticPreferencesSource
 from rayfl.data.sources.medmnist import MedMnistSource
 from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.pamap2 import Pamap2Source
 from rayfl.data.sources.parquet import ParquetSource
+from rayfl.data.sources.preferences import PreferencesSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
@@ -66,11 +69,15 @@ DatasetConfig = Annotated[
         SyntheticTextSource,
         SyntheticMasksSource,
         SyntheticInstructionsSource,
+        SyntheticPreferencesSource,
+        SyntheticInteractionsSource,
         ParquetSource,
         ArraysSource,
         ImageFolderSource,
         HuggingFaceSource,
         InstructionsSource,
+        PreferencesSource,
+        InteractionsSource,
         CustomSource,
     ],
     Field(discriminator="name"),

@@ -57,6 +57,20 @@ def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: n
     return values
 
 
+def no_pairs(target: Target) -> None:
+    """Raises DataError where pairs of answers, or items that users chose, are asked of a source that has none."""
+    if target == "preference":
+        raise DataError(
+            "dataset: pairs of a preferred and another answer are read by dataset=preferences (or made up by "
+            "synthetic_preferences); choose one of these, or set another task"
+        )
+    if target == "ranking":
+        raise DataError(
+            "dataset: what users chose is read by dataset=interactions (or made up by synthetic_interactions); choose "
+            "one of these, or a function of your own that returns a Samples, or set another task"
+        )
+
+
 VOID = 255
 """What 8-bit masks often have where no class is known (or for everything that is no background)."""
 _MASKS = "; for a class at each pixel set task=segmentation"

@@ -31,7 +31,7 @@ def samples_at_a_time(batch_size: int, task: Task) -> int:
     if spec is not None and spec.target == "mask":
         return min(batch_size, max(_PIXELS // math.prod(spec.places), 1))
     # A custom task's ``network`` may be any object.
-    each = task.network.rows_per_sample if getattr(task.network, "output_rows", None) else 0
+    each = task.network.rows_per_sample * task.inputs_per_sample if getattr(task.network, "output_rows", None) else 0
     return min(batch_size, max(_ROWS // each, 1)) if each else batch_size
 
 

@@ -113,7 +113,7 @@ def _scored(
     Each pass leaves a few numbers per sample, which are summed once, after all passes.
     """
     points, device = len(line.coefficients), examples[0].x.device
-    each = task.network.rows_per_sample
+    each = task.network.rows_per_sample * task.inputs_per_sample
     limit = most_rows // each if most_rows and each else None
     parts = list(_parts(line, examples, task, batch_size, limit))
     blocks = Blocks(line, device)
@@ -166,7 +166,8 @@ def _parts(
         each = points * (model + min(size, batch_size) * row)
         count = most // max(each, 1)
         if limit is not None:
-            further = task.network.rows_per_model / max(task.network.rows_per_sample, 1)  # rows, as samples
+            rows = task.network.rows_per_sample * task.inputs_per_sample
+            further = task.network.rows_per_model / max(rows, 1)  # rows, as samples
             count = min(count, int(limit // (points * (min(size, batch_size) + further))))
         clients = range(begin, min(begin + max(count, 1), len(examples)))
         for first in range(0, size, batch_size):
@@ -177,7 +178,9 @@ def _parts(
 
 def _outputs(task: NetworkTask, examples: Examples) -> int:
     """Returns the bytes of one sample's predictions, if all are computed at once."""
-    positions = examples.y[0].numel() if task.target in ("tokens", "mask") else 1
+    positions = examples.y[0].numel() if task.target in ("tokens", "mask", "preference") else 1
+    if task.target == "ranking":
+        positions = examples.x[0].numel()
     return 0 if task.network.output_rows is not None else 4 * positions * task.network.head_shape[0]
 
 

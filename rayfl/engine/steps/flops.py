@@ -77,4 +77,4 @@ def _sizes_of_steps(request: TrainRequest, task: Task) -> list[tuple[int, int]]:
         return [(end - begin, 0) for begin, end in bounds]
     x, y = request.examples.x, request.examples.y
     lengths = trimmer.lengths(x, y)[plan.order]
-    return [(end - begin, trimmer.width(lengths[begin:end], x.shape[1])) for begin, end in bounds]
+    return [(end - begin, trimmer.width(lengths[begin:end], x.shape[-1])) for begin, end in bounds]

@@ -91,8 +91,8 @@ class Feed:
         """Returns the samples to gather from; with padding columns trimmed if the host knows the step's number."""
         if self._cutter is None or self._lengths is None or isinstance(step, Tensor):
             return self._x, self._y
-        width = self._cutter.width(self._lengths[self._places[step, :active]], self._x.shape[1])
-        return self._x[:, :width], self._y[:, :width] if self._cutter.targets else self._y
+        width = self._cutter.width(self._lengths[self._places[step, :active]], self._x.shape[-1])
+        return self._x[..., :width], self._y[..., :width] if self._cutter.targets else self._y
 
 
 def of_step(values: Tensor, step: int | Tensor, active: int) -> Tensor:

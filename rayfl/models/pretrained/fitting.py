@@ -64,7 +64,7 @@ def _check_tokens(model: Architecture, folder: BaseFolder, spec: InputSpec, trai
             "model.head.train: the output layer of a language model is the base's own, and is not trained: set "
             "model.head.train=false"
         )
-    if spec.kind != "tokens" or len(spec.shape) != 1:
+    if spec.kind != "tokens" or len(spec.shape) != 1 or spec.target == "ranking":
         raise model.misfit(spec, f"rows of tokens ({folder.model_type})")
     # A token of the data's own that only fills rows up is never read where the model is causal.
     padded = spec.target == "tokens" and spec.padding == config.get("vocab_size")

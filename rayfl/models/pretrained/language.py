@@ -94,6 +94,10 @@ class LanguageNetwork(AdaptedNetwork):
         """Returns what reads texts piece by piece with the adapters of a tree."""
         return Reading(lambda entry, x: self._call(entry, tree, x, False))
 
+    def beginning(self) -> dict[str, Tensor]:
+        """Returns the initial model of the seed that the network is settled for, which a run begins with."""
+        return self.initialize(self._seed)
+
     def token_losses(
         self,
         tree: Mapping[str, Tensor],

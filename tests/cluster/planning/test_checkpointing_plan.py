@@ -87,7 +87,7 @@ def run_planned(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> li
         asked.append(Experiment.knowing(content).model_validate(content))
         return [replace(STACKED, client_bytes=(10 if asked[-1].model.checkpointing is True else 30) * GIB)]
 
-    task = SimpleNamespace(network=SimpleNamespace(rows_per_sample=16, rows_per_model=0))
+    task = SimpleNamespace(network=SimpleNamespace(rows_per_sample=16, rows_per_model=0), inputs_per_sample=1)
     task.candidates = [task]
     parts: Any = SimpleNamespace(
         config=config,
