@@ -166,7 +166,7 @@ class ClientHost:
         if job.kind == "server":
             result.values[SERVER] = own.with_room(lambda: to_numpy(self._served(job, common)))
             return result
-        procedures, metered = Procedures(own, job, common, result), Meter(self.engine)
+        procedures, metered = Procedures(own, job, common, result), Meter(self.engine, own.scorer)
         waiting, places = self._ranked(job), {client: place for place, client in enumerate(job.clients)}
         try:
             while waiting:

@@ -122,7 +122,7 @@ class JobResult:
         printed: lines that clients' code printed, each prefixed with the client.
         apart: whether ``totals`` and ``updates`` are kept apart, to be merged with those of other hosts.
         piece: a piece of such a sum that is sent to another machine, and its group (None: the sum of the updates).
-        busy_s: seconds of CPU or GPU time in clients' procedures.
+        busy_s: seconds of CPU or GPU time in clients' procedures, without the time in which models were scored.
         flops: floating-point operations of clients' local steps; None if they are not counted.
         peak_bytes: peak memory of the process, or of its GPU's allocator.
     """

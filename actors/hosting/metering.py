@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 
 import torch
 
 from actors.hosting.job import JobResult
+from actors.hosting.scoring import Scorer
+from rayfl.diagnosis.busy_time import busy_seconds
 from rayfl.engine.engine import Engine
 
 _UNIT = 1 if sys.platform == "darwin" else 1024
@@ -16,31 +17,24 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Meter:
-    """Measures from its creation on.
+    """Measures from its creation on, without the time in which models are scored.
 
     Args:
         engine: engine that runs the job.
+        scorer: scores the models of its clients.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._began = self._now()
+    def __init__(self, engine: Engine, scorer: Scorer) -> None:
+        self._engine, self._scorer = engine, scorer
+        self._began = busy_seconds(engine.device) - scorer.busy_s
         if engine.flops is not None and engine.flops.total is not None:
             engine.flops.total = 0
 
     def write(self, result: JobResult) -> None:
         """Writes time, operations and peak memory into a result."""
-        result.busy_s = self._now() - self._began
+        result.busy_s = busy_seconds(self._engine.device) - self._scorer.busy_s - self._began
         result.flops = None if self._engine.flops is None else self._engine.flops.total
         result.peak_bytes = self._peak()
-
-    def _now(self) -> float:
-        """Returns the CPU seconds of this process; on a GPU the clock, once the GPU is idle."""
-        if self._engine.device.type == "cpu":
-            return time.process_time()
-        if self._engine.device.type == "cuda":
-            torch.cuda.synchronize(self._engine.device)
-        return time.perf_counter()
 
     def _peak(self) -> int:
         if self._engine.device.type == "cuda":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from rayfl.data.backdoor import Backdoor
 from rayfl.data.soundness import check_examples
+from rayfl.diagnosis.busy_time import busy_seconds
 from rayfl.diagnosis.device_errors import Pieces, check_context
 from rayfl.engine.scoring.evaluation import evaluate
 from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_together
@@ -34,6 +36,9 @@ class Scorer:
         rows: maximum number of rows of a pretrained model's products at a time if clients are stacked; None for any.
         backdoor: whose trigger the samples of :data:`TRIGGERED` splits carry when they are scored once more; None: no.
             The task then has the measures of backdoors.
+
+    Attributes:
+        busy_s: seconds of CPU or GPU time that clients' models took so far.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Scorer:
         self._pieces = Pieces("samples of an evaluation")
         self._clients = Pieces("clients of an evaluation")
         self._said: set[str] = set()
+        self.busy_s = 0.0
 
     def score(self, predictors: Mapping[str, Predictor], examples: Examples, split: str) -> dict[str, Statistics]:
         """Returns the statistics of each predictor over samples on the device, which are of a split."""
@@ -86,14 +92,15 @@ class Scorer:
             Statistics by client, split and name, without those that could not be stacked.
         """
         found: dict[int, SplitScores] = {client: {} for client in predictors}
-        for split in splits:
-            asked = [ScoringRequest(own, samples(client)[split]) for client, own in predictors.items()]
-            scores = self._stacked(asked)
-            if self._backdoor is not None and split in TRIGGERED:
-                marked = self._stacked(asked, self._backdoor)
-                scores = [_joined(*both) for both in zip(scores, marked, strict=True)]
-            for client, statistics in zip(predictors, scores, strict=True):
-                found[client][split] = statistics
+        with self._timed():
+            for split in splits:
+                asked = [ScoringRequest(own, samples(client)[split]) for client, own in predictors.items()]
+                scores = self._stacked(asked)
+                if self._backdoor is not None and split in TRIGGERED:
+                    marked = self._stacked(asked, self._backdoor)
+                    scores = [_joined(*both) for both in zip(scores, marked, strict=True)]
+                for client, statistics in zip(predictors, scores, strict=True):
+                    found[client][split] = statistics
         return found
 
     def score_rest(
@@ -108,9 +115,18 @@ class Scorer:
         for split in splits:
             known = scored.get(split, {})
             rest = {name: predictor for name, predictor in predictors.items() if name not in known}
-            made = {**known, **(self.score(rest, samples[split], split) if rest else {})}
+            with self._timed() if rest else nullcontext():
+                made = {**known, **(self.score(rest, samples[split], split) if rest else {})}
             found[split] = {name: made[name] for name in predictors}
         return found
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = busy_seconds(self._device)
+        try:
+            yield
+        finally:
+            self.busy_s += busy_seconds(self._device) - began
 
     def _stacked(
         self, asked: Sequence[ScoringRequest], backdoor: Backdoor | None = None

@@ -37,7 +37,8 @@ def cox_losses(risk: Tensor, y: Tensor, present: Tensor | None = None, rows: sli
         at_risk = at_risk & (counts[..., None, :] | ~counts[..., rows, None])
         event = event * present[..., rows]
     total = torch.where(at_risk, risk[..., None, :], -torch.inf).logsumexp(-1)
-    return (total - risk[..., rows]) * event
+    # Padding repeats other samples, whose risks may not be finite: times 0 they would be no 0.
+    return torch.where(event > 0, total - risk[..., rows], 0)
 
 
 class SurvivalMeasures(MeasuresBySample):

@@ -22,7 +22,8 @@ _PHASES = ("clients", "server", "commit")
 def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     """Mean seconds per round: waiting for clients, the server's own work, and what of the commit did not overlap.
 
-    Evaluation is left out. Whiskers are the standard deviation over rounds. Times compare only if all runs were made
+    Evaluations of all clients are left out, but not the scores of a round's own clients (``evaluation.cohort_every``).
+    Whiskers are the standard deviation over rounds. Times compare only if all runs were made
     on the same machine with nothing else on it.
 
     Args:

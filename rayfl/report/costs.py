@@ -157,12 +157,12 @@ def as_rows(lines: Sequence[CostLine]) -> list[dict[str, Any]]:
 
 
 CAPTION = (
-    "What the runs took. Operations: of local steps, counted once for each shape of a step by PyTorch's counter "
-    "(products of matrices, convolutions, attention). Client seconds: measured, of processors or GPUs, in the "
-    "clients' procedures of all rounds, without evaluation. Peak memory: the most that an actor's process, on a GPU "
-    "its allocator, has had. State a client: on storage, mean over the states of the last commit; not known of older "
-    "runs. Sent: messages down and up, counted. With several seeds: mean, and sample standard deviation over "
-    "seeds."
+    "What the runs took, without training after the last round (fine-tuning). Operations: of local steps, counted "
+    "once for each shape of a step by PyTorch's counter (products of matrices, convolutions, attention). Client "
+    "seconds: measured, of processors or GPUs, in the clients' procedures of all rounds, without evaluation. Peak "
+    "memory: the most that an actor's process, on a GPU its allocator, has had. State a client: on storage, mean "
+    "over the states of the last commit; not known of older runs. Sent: messages down and up, counted. With several "
+    "seeds: mean, and sample standard deviation over seeds."
 )
 
 
@@ -267,7 +267,7 @@ def cell_of(over: Over | None, cost: Cost) -> Cell:
 
 def _shown(value: float) -> str:
     """Returns a number with four digits, and all of those in front of its point."""
-    return f"{value:,.0f}" if value >= 10**_DIGITS else f"{value:,.{_DIGITS}g}"
+    return f"{value:,.0f}" if round(value) >= 10 ** (_DIGITS - 1) else f"{value:,.{_DIGITS}g}"
 
 
 def _with_spread(mean: float, std: float) -> str:

@@ -197,10 +197,11 @@ def reliability(run: Run, keys: Sequence[RowKey]) -> Drawing | None:
         )
         above.plot([0, 1], [0, 1], color=FAINT, linestyle="--", linewidth=1)
         below.bar(middle, 100 * n / n.sum(), width, color=FAINT)
-        above.set_title(f"{key.label}\nECE {row['pooled_ece']:.3f}, MCE {row['pooled_mce']:.3f}")
+        errors = f"ECE {_error(row['pooled_ece'])}, MCE {_error(row['pooled_mce'])}"
+        above.set_title(f"{key.label}\n{errors}")
         above.set(xlim=(0, 1), ylim=(0, 1))
         below.set_xlabel("confidence")
-        words.append(f"{key.label}: ECE {row['pooled_ece']:.3f}, MCE {row['pooled_mce']:.3f}")
+        words.append(f"{key.label}: {errors}")
     panels[0][0].set_ylabel("accuracy")
     panels[1][0].set_ylabel("samples (%)")
     handles, labels = panels[0][0].get_legend_handles_labels()
@@ -260,3 +261,8 @@ def _pooled(rows: pa.Table) -> np.ndarray:
     n = rows["n"].to_numpy().astype(float)
     weights = (n, n * rows["confidence"].to_numpy(), n * rows["accuracy"].to_numpy())
     return np.stack([np.bincount(places, weights=one, minlength=NUM_BINS) for one in weights])
+
+
+def _error(value: float | None) -> str:
+    """A calibration error; there is none where a client's model gives numbers that are not finite."""
+    return "-" if value is None else f"{value:.3f}"

@@ -17,7 +17,7 @@ from rayfl.report.columns import Metric
 from rayfl.report.costs import COSTS, Cost, cell_of
 from rayfl.report.grouping import Group
 from rayfl.report.harm import Over
-from rayfl.report.rows import RowKey
+from rayfl.report.rows import RowKey, drawn
 from rayfl.runs.loading import Run
 from rayfl.runs.rows import summaries
 
@@ -151,13 +151,16 @@ class Reaching:
         """Returns what the table shows."""
         run = groups[0].runs[0]
         least = "at least" if self.metric.sign > 0 else "at most"
-        unit = " %" if self.metric.heading.endswith(" %") else ""
-        score = f"{self.metric.scale * self.score:g}{unit}"
+        unit = " %" if self.metric.scale == _PERCENT else ""
+        # The name of the worst 5 % ends like one whose unit is per cent.
+        name = self.metric.heading.removesuffix(unit) if self.metric.by_client else self.metric.heading
+        of = "mean over " if self.metric.by_client else ""
         return (
-            f"What it took until {self.metric.heading.removesuffix(unit)} was {least} {score}: mean over "
+            f"What it took until {name} was {least} {self.metric.scale * self.score:g}{unit}: {of}"
             f"{run.measured.whose}{run.measured.when} on {run.measured.split} samples, at the first evaluation that "
             "has it; a later one may be worse. Sent: messages down and up, counted. Client seconds: measured, without "
             "evaluation. With several seeds: mean, and sample standard deviation over seeds."
+            f"{drawn(run for group in groups for run in group.runs)}"
         )
 
     def table(self, groups: Sequence[Group], lines: Sequence[Reached]) -> Table:

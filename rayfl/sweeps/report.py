@@ -21,6 +21,8 @@ FINISHED = "finished"
 _SPLITS = ("validation", "test")
 _COUNTS = ("clients", *(f"{split}_clients" for split in _SPLITS))
 _PLAIN = Measure()
+_OF_DATA = ("dataset", "partition", "holdout", "noise", "attack", "evaluation.unseen_clients")
+"""Beginnings of the paths of options that say on which samples of which clients models are scored."""
 _OVER_SEEDS, _OVER_CLIENTS = "_std_over_seeds", "_std_over_clients"
 
 
@@ -54,8 +56,9 @@ def groups_table(trials: pa.Table, varied: Sequence[str], measure: Measure) -> p
     Columns: the values, ``experiments`` and ``finished``, ``clients`` and the fewest that an experiment was scored on
     (``test_clients``), each metric's mean (``test_top1``), its sample standard deviation over seeds
     (``test_top1_std_over_seeds``; null for one seed), that over clients (``test_top1_std_over_clients``, mean over
-    seeds), and ``selected_on``: ``validation`` or ``test`` in the row
-    that this split prefers among those whose experiments have all finished, else empty. One row alone is not chosen.
+    seeds), and ``selected_on``: ``validation`` or ``test`` in the row that this split prefers among those whose
+    experiments have all finished with a number, else empty. One row alone is not chosen. Where options of the data, of
+    attacks or of unseen clients are varied, each combination of these has a choice of its own.
     """
     keys = [path for path in varied if path != SEED]
     members: dict[str, list[dict[str, Any]]] = {}
@@ -63,12 +66,19 @@ def groups_table(trials: pa.Table, varied: Sequence[str], measure: Measure) -> p
         members.setdefault(json.dumps([row[path] for path in keys]), []).append(row)
     rows = [_group(rows, keys, measure) for rows in members.values()]
     target = f"{measure.judge}_{measure.metric}"
-    whole = [row for row in rows if row["experiments"] == row["finished"] and row[target] is not None]
-    best = None
-    if len(rows) > 1 and whole:
-        best = whole[first_best({place: float(row[target]) for place, row in enumerate(whole)}, measure.mode)]
+    # The mean of the seeds that have a number says nothing of a group whose others have none.
+    numbers = [sum(row[target] is not None for row in group) for group in members.values()]
+    whole = [row for row, known in zip(rows, numbers, strict=True) if row["experiments"] == row["finished"] == known]
+    # On other data or other clients' scores a number is no better or worse: each setting of these has its own best.
+    settings: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        row["selected_on"] = measure.judge if row is best else ""
+        row["selected_on"] = ""
+        settings.setdefault(json.dumps([row[path] for path in keys if path.startswith(_OF_DATA)]), []).append(row)
+    for alike in settings.values():
+        able = [row for row in alike if any(row is one for one in whole)]
+        if len(alike) > 1 and able:
+            best = first_best({place: float(row[target]) for place, row in enumerate(able)}, measure.mode)
+            able[best]["selected_on"] = measure.judge
     schema = [(path, trials.schema.field(path).type) for path in keys]
     schema += [("experiments", pa.int32()), ("finished", pa.int32())]
     schema += [(name, pa.int32()) for name in _COUNTS]

@@ -98,3 +98,14 @@ def test_a_batch_without_an_event_has_the_loss_and_the_gradient_0() -> None:
 def test_huge_risks_do_not_overflow() -> None:
     y = torch.tensor([[1.0, 1.0], [2.0, 1.0]])
     assert cox_losses(torch.tensor([0.0, 1000.0]), y).tolist() == [1000, 0]
+
+
+def test_padding_of_risks_that_are_not_finite_has_no_loss() -> None:
+    """Padding repeats another client's samples, whose model may have diverged."""
+    risk, y = drawn(0, 6)
+    padded = torch.cat([risk, torch.full((2,), torch.inf)])
+    targets = torch.cat([y, torch.tensor([[9.0, 1.0], [0.0, 1.0]])])
+    present = torch.tensor([1.0] * 6 + [0.0] * 2)
+    found = cox_losses(padded, targets, present)
+    torch.testing.assert_close(found[:6], cox_losses(risk, y))
+    assert (found[6:] == 0).all()

@@ -121,6 +121,8 @@ def test_every_format_has_the_numbers(folder: Path) -> None:
     assert "virtual time (h)" in invoked(folder, "--target", "10%", "--format", "markdown").stdout
     assert r"\toprule" in invoked(folder, "--target", "10%", "--format", "latex").stdout
     assert "until accuracy was at least 10 %" in " ".join(invoked(folder, "--target", "10%").output.split())
+    worst = " ".join(invoked(folder, "--target", "10%", "--metric", "top1_worst5").output.split())
+    assert "until worst 5 % was at least 10 %: " in worst and "mean over" not in worst.partition(";")[0], worst
     lowest = " ".join(invoked(folder, "--target", "0", "--metric", "loss").output.split())
     assert "until loss was at most 0:" in lowest and "0 of 2" in lowest and "rounds" in lowest
 

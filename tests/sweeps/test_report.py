@@ -113,3 +113,30 @@ def test_long_values_cut_no_number_in_80_columns() -> None:
     splits = [line.split() for line in captured.get().splitlines() if " 1000 " in line]
     assert [line[-3:] for line in splits] == [["1", "of", "1"]] * 10 + [["0", "of", "1"]] * 2
     assert splits[3][-9:-3] == ["90.00", "-", "-", "12", "of", "14"]
+
+
+def test_a_group_of_which_a_seed_has_no_number_is_not_chosen() -> None:
+    rows = [dict(row) for row in ROWS]
+    rows[2]["validation_top1"] = None
+    table = groups_table(trials_table(rows, VARIED), VARIED, Measure())
+    assert {row["algorithm"]: row["selected_on"] for row in table.to_pylist()} == {
+        "fedavg": "validation",
+        "floco": "",
+        "ditto": "",
+    }
+
+
+@pytest.mark.parametrize("path", ["partition.alpha", "dataset", "attack.share", "evaluation.unseen_clients"])
+def test_every_setting_of_the_data_has_a_choice_of_its_own(path: str) -> None:
+    """With a number for each method on easy data and on hard ones."""
+    numbers = {("easy", "fedavg"): 0.9, ("easy", "floco"): 0.8, ("hard", "fedavg"): 0.5, ("hard", "floco"): 0.6}
+    rows = [
+        {**trial(method, 0, number, number), "point": {path: data, "algorithm": method, "seed": 0}}
+        for (data, method), number in numbers.items()
+    ]
+    varied = (path, "algorithm", "seed")
+    found = groups_table(trials_table(rows, varied), varied, Measure()).to_pylist()
+    chosen = {(row[path], row["algorithm"]) for row in found if row["selected_on"]}
+    assert chosen == {("easy", "fedavg"), ("hard", "floco")}
+    alone = [{**row, "point": {**row["point"], "algorithm": "fedavg"}} for row in rows[::2]]
+    assert set(groups_table(trials_table(alone, varied), varied, Measure()).column("selected_on").to_pylist()) == {""}
