@@ -39,9 +39,11 @@ class RandomStreams:
 
     Args:
         seed: the experiment's seed.
+        branch: streams of rounds are others for every text; those without a round are the same.
     """
 
     seed: int
+    branch: str = ""
 
     def generator(self, name: str, round: int = _NO_COORDINATE, client: int = _NO_COORDINATE) -> np.random.Generator:
         """A fresh Philox generator at the start of the stream (name, round, client)."""
@@ -68,5 +70,6 @@ class RandomStreams:
         return int.from_bytes(self._digest(name, round, client)[:8], "little") >> 1
 
     def _digest(self, name: str, round: int, client: int) -> bytes:
-        text = f"{self.seed}/{name}/{round}/{client}"
+        branch = "" if round == _NO_COORDINATE or not self.branch else f".{self.branch}"
+        text = f"{self.seed}{branch}/{name}/{round}/{client}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -65,7 +65,8 @@ def rounded(change: Tensor, sizes: Sequence[int], bits: int, generator: np.rando
         wide = part.to(torch.promote_types(part.dtype, torch.float32))
         step = wide.abs().max() / levels
         scaled = torch.where(step > 0, wide / step, 0.0)
-        made.append(((scaled + draw).floor() * step).to(part.dtype))
+        # In float32 the sum of the largest entry and a draw just below 1 is rounded up.
+        made.append(((scaled + draw).floor().clamp(-levels, levels) * step).to(part.dtype))
     return torch.cat(made)
 
 

@@ -32,7 +32,7 @@ def inner_products(messages: Sequence[Mapping[str, Any]], received: Mapping[str,
     for path, stack in stacks(messages):
         changes = (stack - received[path].double())[:, None].flatten(1)  # a leaf may be a single number
         total += changes @ changes.T
-    return total
+    return (total + total.T) / 2  # a product of BLAS is not symmetric to the bit, and equal distances must be equal
 
 
 def combined(messages: Sequence[Mapping[str, Any]], received: Mapping[str, Tensor], coefficients: Tensor) -> Tree:
@@ -227,7 +227,7 @@ def sampled_products(
         places = torch.as_tensor(drawn[first:last] - (end - own))
         changes = (stack - received[path].double())[:, None].flatten(1)[:, places]
         total += changes @ changes.T
-    return total
+    return (total + total.T) / 2  # a product of BLAS is not symmetric to the bit, and equal distances must be equal
 
 
 def outlier_scores(products: Tensor) -> Tensor:

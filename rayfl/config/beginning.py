@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from rayfl.errors import ConfigError, RunError
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.naming.texts import Checksum, has_keys
 from rayfl.params import Tree
 from rayfl.storage import treefile
@@ -84,6 +85,15 @@ def settled(init: InitConfig) -> InitConfig:
         raise ConfigError(f"init.from: {error}") from None
     found = {"round": manifest.rounds_completed, "sha256": hashlib.sha256(content).hexdigest()}
     return init.model_copy(update=found)
+
+
+def branch_of(init: InitConfig, privacy: PrivacyConfig) -> str:
+    """What tells the rounds' random numbers of a private run from those of the run whose model it begins with.
+
+    With the same noise in both, the difference of their models would have none.
+    """
+    noised = privacy.noise_multiplier or privacy.example_noise_multiplier
+    return init.sha256 or "" if noised and init.source is not None and init.what == "model" else ""
 
 
 def model_of(uri: str, round: int | None) -> tuple[Manifest, bytes]:

@@ -50,4 +50,4 @@ def _epsilon(noise: float, rate: float, drawn: tuple[tuple[int, int], ...], delt
         whole = [order for order in orders if float(order).is_integer()]
         found, best = accountant.get_privacy_spent(delta=delta, alphas=whole)
         near = [order for order in orders if abs(order - best) <= 2]
-        return float(min(found, accountant.get_epsilon(delta, alphas=near)))
+        return max(float(min(found, accountant.get_epsilon(delta, alphas=near))), 0.0)

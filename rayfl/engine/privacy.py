@@ -66,7 +66,7 @@ def epsilon(privacy: PrivacyConfig, train: TrainConfig, clients: int, rounds: in
         else:
             accountant.history = [(privacy.noise_multiplier, _rate(train, clients), rounds)]
         found: float = accountant.get_epsilon(privacy.delta_of(clients) - without_clients(train, clients, rounds))
-    return float(found)
+    return max(float(found), 0.0)
 
 
 def known_cohorts(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> bool:
@@ -115,10 +115,14 @@ def largest_sensitivity(
 
 
 def without_clients(train: TrainConfig, clients: int, rounds: int) -> float:
-    """Returns a bound of the probability that a round has no client."""
+    """Returns a bound of the probability that an empty round tells a client's presence.
+
+    Such a round adds no noise. It tells something where, of all clients, one alone would be sampled.
+    """
     if train.sampling == "cyclic":
         return 0.0
-    return rounds * float((1 - _rate(train, clients)) ** clients)
+    rate = _rate(train, clients)
+    return rounds * float(rate * (1 - rate) ** (clients - 1))
 
 
 def _size(train: TrainConfig, clients: int) -> int:

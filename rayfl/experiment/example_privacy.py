@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
+from rayfl.config.beginning import branch_of
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.example_accounting import example_epsilon
 from rayfl.engine.privacy import INSTALL
@@ -68,7 +69,7 @@ def example_epsilons(config: ExperimentConfig, samples: Sequence[int], rounds: i
     """
     train, clients, method = config.train, len(samples), config.algorithm
     sizes = (train.clients_per_round, train.min_clients_per_round)
-    streams = RandomStreams(config.seed)
+    streams = RandomStreams(config.seed, branch_of(config.init, config.privacy))
     cohorts = [] if planned else [cohort_of(streams, t, clients, *sizes, train.sampling) for t in range(rounds)]
     attended = Counter(client for cohort in cohorts for client in cohort)
     found = []

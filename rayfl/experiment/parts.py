@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from rayfl.config.beginning import initial_model
+from rayfl.config.beginning import branch_of, initial_model
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.backdoor import Backdoor, WithBackdoor
 from rayfl.data.federated import FederatedDataset
@@ -145,7 +145,7 @@ class Parts:
             train.rounds,
             self.num_clients,
             train,
-            self.streams,
+            RandomStreams(self.config.seed, branch_of(self.config.init, self.config.privacy)),
             augmentation=self.augmentation,
             unseen=self.num_unseen,
             unseen_epochs=self.config.evaluation.unseen_epochs,

@@ -100,7 +100,7 @@ def _check_delta(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> No
         raise ConfigError("privacy.delta: K^-1.1 of one client is 1, which promises nothing: set privacy.delta below 1")
     if empty > delta / 2:
         raise ConfigError(
-            f"privacy: with {train.clients_per_round} of {clients} clients on average, one of {train.rounds} rounds "
-            f"has none with a probability of up to {min(empty, 1):.2g}, and delta is {delta:.2g}: raise "
+            f"privacy: with {train.clients_per_round} of {clients} clients on average, a client is alone in one of "
+            f"{train.rounds} rounds with a probability of up to {min(empty, 1):.2g}, and delta is {delta:.2g}: raise "
             "train.clients_per_round"
         )

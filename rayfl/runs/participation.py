@@ -5,7 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayfl.config.beginning import InitConfig, branch_of
 from rayfl.engine.updates.cohorts import cohort_of
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.randomness import RandomStreams
 from rayfl.runs.loading import Run
 from rayfl.runs.rows import attendance
@@ -30,7 +32,8 @@ def participants(run: Run) -> pa.Table | None:
     if count is None or wanted is None or simulated or begun != [0] or "skipped" in run.damage["lost"].to_pylist():
         return None
     absent = {(row["round"], row["client"]) for row in left_out(run.skipped).select(["round", "client"]).to_pylist()}
-    train, streams = run.content["train"], RandomStreams(run.seed)
+    train, privacy = run.content["train"], PrivacyConfig.model_validate(run.content.get("privacy", {}))
+    streams = RandomStreams(run.seed, branch_of(InitConfig.model_validate(run.content.get("init", {})), privacy))
     options = (wanted, train.get("min_clients_per_round"), train.get("sampling", "fixed"))
     found = [
         (round + 1, client)

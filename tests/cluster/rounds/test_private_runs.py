@@ -75,8 +75,8 @@ def test_a_round_without_clients_changes_nothing(tmp_path: Path) -> None:
         ({"algorithm": {"aggregation": "samples"}}, "set algorithm.aggregation=uniform"),
         ({"train": {"sampling": "fixed"}}, "set train.sampling=poisson"),
         (
-            {"train": {"clients_per_round": 2}},
-            "one of 4 rounds has none with a probability of up to 0.31, and delta is 0.5",
+            {"train": {"clients_per_round": 1}},
+            "a client is alone in one of 4 rounds with a probability of up to 0.33, and delta is 0.5",
         ),
         ({"model": {"name": "tests.support.own_norm:normalized", "head": "4"}}, "set train.private_norm=statistics"),
         ({"system": {"name": "sampled"}}, "train.sampling=poisson: simulated devices"),
@@ -145,3 +145,20 @@ def test_a_fork_keeps_what_epsilon_is_of(tmp_path: Path) -> None:
     wanted = {"privacy.noise_multiplier": 2, "train.clients_per_round": 5, "train.rounds": 6}
     with pytest.raises(ConfigError, match=r"privacy, train.clients_per_round: a fork goes on"):
         fork(str(tmp_path / "run"), "forked", None, wanted)
+
+
+def test_a_run_that_begins_with_a_private_model_has_noise_and_cohorts_of_its_own(tmp_path: Path) -> None:
+    """With the noise of both runs the same, the difference of their models would have none."""
+    first = rayfl.run(private(tmp_path, "first"))
+    second = rayfl.run(private(tmp_path, "second", init={"from": str(first.path)}))
+    one, other = (Parts(run.config).context.streams for run in (first, second))
+    for name in ("privacy", "sampling", "batches", "privacy.count"):
+        assert one.generator(name, 0).random() != other.generator(name, 0).random()
+    assert one.integer("init.global") == other.integer("init.global")
+    assert one.generator("init.local", client=3).random() == other.generator("init.local", client=3).random()
+    assert Parts(first.config).partition_hash == Parts(second.config).partition_hash
+    cohorts = [participants(load_run(run.path, METHODS)) for run in (first, second)]
+    assert None not in cohorts and cohorts[0] != cohorts[1]
+    plain = {"privacy": {}, "train": {"sampling": "fixed", "clients_per_round": 3}}
+    open_one = rayfl.run(private(tmp_path, "open", init={"from": str(first.path)}, **plain))
+    assert Parts(open_one.config).context.streams == Parts(first.config).streams
