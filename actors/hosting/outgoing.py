@@ -18,7 +18,7 @@ from rayfl.messages.compressors import Compressor
 from rayfl.params import Tree, from_leaves, leaves, num_bytes
 
 RESIDUAL = "compression"
-"""Where a client's state keeps what its last message lacked, of shape (P,)."""
+"""Where a client's state keeps, by path of a tensor, what the last message with it lacked."""
 
 
 class Outgoing:
@@ -79,17 +79,37 @@ class Outgoing:
         if not sum(sizes):
             return outcome
         change = torch.cat([(found[path] - received[path]).detach().flatten() for path in paths])
-        if compressor.error_feedback and (before := self._residuals[client.id]) is not None:
-            change = change + before
+        lacking = self._lacking(client.id, dict(zip(paths, sizes, strict=True))) if compressor.error_feedback else {}
+        if lacking:
+            none = change.new_zeros
+            own = zip(paths, sizes, strict=True)
+            change = change + torch.cat([lacking.get(path, none(size)).flatten() for path, size in own])
         generator = client.context.streams.generator("compression", self._job.round, client.id)
         decoded, size = compressor.encoded(change, sizes, generator)
         if compressor.error_feedback:
-            client.state[RESIDUAL] = change - decoded
+            rest = torch.split(change - decoded, sizes)
+            shaped = {path: part.view_as(found[path]) for path, part in zip(paths, rest, strict=True)}
+            client.state[RESIDUAL] = from_leaves({**lacking, **shaped})
         for path, part in zip(paths, torch.split(decoded, sizes), strict=True):
             found[path] = (received[path] + part.view_as(received[path])).to(received[path].dtype)
         others = num_bytes({path: leaf for path, leaf in found.items() if path not in set(paths)})
         size += others + compressor.beside(self._own.context.cohort_size)
         return replace(outcome, tree=from_leaves(found), size=size, within=compressor.within(change))
+
+    def _lacking(self, client: int, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Returns what a client's earlier messages lacked, by path: a round may send other tensors than the last one.
+
+        Args:
+            client: its id.
+            sizes: of the tensors that are sent now; one of another size than before has lacked nothing.
+        """
+        before = self._residuals[client]
+        if before is None:
+            return {}
+        if isinstance(before, torch.Tensor):  # of an older release: the tensors of the last message in a row
+            whole = before.numel() == sum(sizes.values())
+            return dict(zip(sizes, torch.split(before, list(sizes.values())), strict=True)) if whole else {}
+        return {path: leaf for path, leaf in leaves(before) if leaf.numel() == sizes.get(path, leaf.numel())}
 
     def _limited(self, outcome: Any) -> Any:
         """Clips a message (``privacy.clip_norm``)."""

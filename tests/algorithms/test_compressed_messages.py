@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import rayfl
-from actors.hosting.outgoing import RESIDUAL
+from actors.hosting.job import Job
+from actors.hosting.outgoing import RESIDUAL, Outgoing
 from algorithms.base import Algorithm
 from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.config.loading import load_config
 from rayfl.engine.client import Client
 from rayfl.errors import ClientError, ConfigError, MethodError
 from rayfl.experiment.parts import Parts
 from rayfl.messages.compressors import Compressor, NoCompression, Quantize, RandomK, SecureAggregation, Sign, TopK
 from rayfl.params import Tree, leaves, num_bytes, subtract
+from rayfl.randomness import RandomStreams
 from tests.algorithms.test_privacy import PRIVATE, Talkative, uniform
 from tests.cluster.rounds.test_unseen_clients import experiment
 from tests.support.cases import TRAIN, of_kinds, toy_of
@@ -80,7 +84,7 @@ def test_what_a_message_lacks_is_added_to_the_next() -> None:
     start = one.server["model"]
     first = subtract(one.step([2])["model"], start)
     change = flat(subtract(toy().step([2])["model"], start))
-    rest = one.states()[2][RESIDUAL]
+    rest = flat(one.states()[2][RESIDUAL])
     torch.testing.assert_close(rest, change - flat(first), atol=1e-9, rtol=0)
     other = toy()  # the same second round without compression
     other.server, other.round = one.server, 1
@@ -89,7 +93,7 @@ def test_what_a_message_lacks_is_added_to_the_next() -> None:
     second = flat(subtract(one.step([2])["model"], before))
     kept = second != 0
     torch.testing.assert_close(second[kept], (own + rest)[kept], atol=1e-9, rtol=0)
-    torch.testing.assert_close(one.states()[2][RESIDUAL], own + rest - second, atol=1e-9, rtol=0)
+    torch.testing.assert_close(flat(one.states()[2][RESIDUAL]), own + rest - second, atol=1e-9, rtol=0)
     without = toy(compression=TopK(share=0.1, error_feedback=False))
     without.step([2])
     assert RESIDUAL not in without.states().get(2, {})
@@ -183,3 +187,36 @@ def test_a_continued_run_has_the_same_bits(tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "parts", **changes), **{"train.rounds": 1})
     rayfl.run(str(tmp_path / "parts"), **{"train.rounds": 2})
     assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "parts"))
+
+
+def sent_in_turn(state: dict[str, Any], *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a client's messages become, which are changes of zeros: one after the other."""
+    network = SimpleNamespace(buffer_names=())
+    context = SimpleNamespace(compression=TopK(share=0.5), secure_sum=False, cohort_size=1)
+    own: Any = SimpleNamespace(
+        context=context, norm=SimpleNamespace(names=()), engine=SimpleNamespace(task=SimpleNamespace(network=network))
+    )
+    found = []
+    for round, message in enumerate(messages):
+        client: Any = SimpleNamespace(id=0, state=state, context=SimpleNamespace(streams=RandomStreams(0)))
+        common = {"model": {name: torch.zeros_like(leaf) for name, leaf in message.items()}}
+        job = Job("local_update", "mean", round, (0,))
+        outcome = Outgoing(own, job, common, {0: client}, None).sent(client, Weighted({"model": message}, 1.0))
+        found.append({name: leaf.tolist() for name, leaf in outcome.tree["model"].items()})
+    return found
+
+
+def test_a_tensor_gets_what_its_own_last_message_lacked() -> None:
+    """As where one factor of an adapter is sent in even rounds, and the other in odd ones."""
+    state: dict[str, Any] = {}
+    b, none = torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.zeros(4)
+    first, second, third = sent_in_turn(state, {"b": b}, {"a": none}, {"b": none})
+    assert (first["b"], second["a"], third["b"]) == ([4.0, 3.0, 0.0, 0.0], [0.0] * 4, [0.0, 0.0, 2.0, 1.0])
+    sizes = sent_in_turn({}, {"b": b}, {"a": torch.zeros(6)}, {"b": none})
+    assert sizes[2]["b"] == [0.0, 0.0, 2.0, 1.0]
+
+
+def test_what_older_releases_kept_goes_on() -> None:
+    state: dict[str, Any] = {RESIDUAL: torch.tensor([0.0, 0.0, 2.0, 1.0])}
+    assert sent_in_turn(state, {"b": torch.zeros(4)}) == [{"b": [0.0, 0.0, 2.0, 1.0]}]
+    assert sent_in_turn({RESIDUAL: torch.ones(3)}, {"b": torch.zeros(4)}) == [{"b": [0.0] * 4}]
