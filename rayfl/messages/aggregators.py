@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from rayfl.aggregation import robust
 from rayfl.aggregation.exact_sum import ExactSum
@@ -163,7 +165,7 @@ class CenteredClipping(Rule):
     def memory_after(self, messages: Messages, received: Received, known: Known, found: Tree) -> Tree:
         if self.start == "received":
             return {}
-        return from_leaves({path: leaf - received[path] for path, leaf in leaves(found)})
+        return _beside(known.memory, {path: leaf - received[path] for path, leaf in leaves(found)})
 
 
 class DivideAndConquer(Rule):
@@ -220,8 +222,9 @@ class FoolsGold(Rule):
         return robust.combined(trees_of(messages), received, rates / rates.sum() if rates.any() else rates)
 
     def memory_after(self, messages: Messages, received: Received, known: Known, found: Tree) -> Tree:
-        histories = self._histories(messages, received, known)
-        return {**known.memory, **dict(zip(map(str, known.clients), histories, strict=True))}
+        histories = zip(map(str, known.clients), self._histories(messages, received, known), strict=True)
+        changed = {client: _beside(known.memory.get(client, {}), dict(leaves(own))) for client, own in histories}
+        return {**known.memory, **changed}
 
     def _histories(self, messages: Messages, received: Received, known: Known) -> list[Tree]:
         """Returns the sum of each client's changes so far; counters are no direction, and left out."""
@@ -234,6 +237,11 @@ class FoolsGold(Rule):
                     history[path] = total.to(torch.promote_types(leaf.dtype, torch.float32))
             made.append(from_leaves(history))
         return made
+
+
+def _beside(before: Tree, now: Mapping[str, Tensor]) -> Tree:
+    """Returns a memory with what is new of it; tensors that a round did not send stay as they were."""
+    return from_leaves({**dict(leaves(before)), **now})
 
 
 Aggregator = Annotated[

@@ -10,7 +10,7 @@ import torch
 
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.messages.aggregation_rule import Known
-from rayfl.messages.aggregators import FoolsGold
+from rayfl.messages.aggregators import CenteredClipping, FoolsGold, Rule
 from rayfl.params import Tree
 from tests.support.toys import assert_close, assert_equal
 
@@ -109,3 +109,19 @@ def test_histories_are_no_shorter_than_float32() -> None:
     assert found["w"].dtype is torch.bfloat16
     kept = rule.memory_after(sent, received, known, found)
     assert_equal(kept, {"4": {"w": torch.tensor([1.0, 0, 0])}, "7": {"w": torch.tensor([0, 1.0, 0])}})
+
+
+@pytest.mark.parametrize("rule", [FoolsGold(), CenteredClipping()], ids=["foolsgold", "centered_clipping"])
+def test_tensors_that_a_round_does_not_send_keep_their_memory(rule: Rule) -> None:
+    """As where one factor of an adapter is sent in even rounds, and the other in odd ones."""
+    memory: Tree = {}
+    for name in ("a", "b", "a"):
+        received = {name: torch.zeros(3)}
+        messages = [Weighted({name: torch.tensor(values)}, 1.0) for values in ([1.0, 2.0, 3.0], [3.0, 1.0, 0.0])]
+        known = Known((0, 1), memory=memory)
+        found = rule.combine(messages, received, known)
+        memory = rule.memory_after(messages, received, known, found)
+    kept = memory["0"] if isinstance(rule, FoolsGold) else memory
+    assert set(kept) == {"a", "b"}
+    if isinstance(rule, FoolsGold):
+        assert kept["a"].tolist() == [2.0, 4.0, 6.0] and kept["b"].tolist() == [1.0, 2.0, 3.0]
