@@ -78,10 +78,15 @@ def update_of(algorithm: Algorithm, task: Task, job: Job, outcome: Any, received
     except Exception as error:
         return error
     found: Tree = {}
-    if change is not None:
-        change = change.detach().flatten().to(torch.float64)
-        found = {"change": change, "squared_norm": change @ change}
-    products = {} if outcome.group else contribution(task.network, outcome.tree, outcome.weight)
+    try:
+        if change is not None:
+            change = change.detach().flatten().to(torch.float64)
+            found = {"change": change, "squared_norm": change @ change}
+        products = {} if outcome.group else contribution(task.network, outcome.tree, outcome.weight)
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+        return error
     found |= {"products": products} if products else {}
     return Weighted(found, 1) if found else None
 

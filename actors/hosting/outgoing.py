@@ -12,6 +12,7 @@ from actors.hosting.equipment import Equipment
 from actors.hosting.job import Job
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.privacy import limited, reference_of
+from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.client import Client
 from rayfl.errors import MethodError
 from rayfl.messages.compressors import Compressor
@@ -45,7 +46,12 @@ class Outgoing:
             client: its state receives what is kept.
             outcome: the result, or the exception that the procedure raised.
         """
-        return self._limited(self._compressed(client, self._kept_private(client, outcome)))
+        try:
+            return self._limited(self._compressed(client, self._kept_private(client, outcome)))
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+            return error  # of fewer clients at a time the messages may fit
 
     def _kept_private(self, client: Client, outcome: Any) -> Any:
         """Moves private tensors (``train.private_norm``) into the client's state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -138,13 +138,13 @@ class Procedures:
         own.running.switch_to(tuple(clients))
         for remark in own.generators.remarks(unseeded):
             own.running.add_line(remark)
-        outcomes = {id: _or_lack_of_memory(outgoing.sent, clients[id], found) for id, found in outcomes.items()}
+        outcomes = {id: outgoing.sent(clients[id], found) for id, found in outcomes.items()}
         scored = self._scored_together(clients, outcomes)
         self._storing.finish()  # the states of the clients before were copied while these steps were launched
         following = self._next
         self._prefetch()
         updates = {
-            id: _or_lack_of_memory(update_of, own.algorithm, own.engine.task, job, outcome, self._common)
+            id: update_of(own.algorithm, own.engine.task, job, outcome, self._common)
             for id, outcome in outcomes.items()
         }
         changed = {id for id in clients if job.kind != "evaluate" and before[id].is_other(clients[id].state)}
@@ -282,13 +282,3 @@ class Procedures:
 
     def _error(self, error: Exception, client: int | str) -> ClientError:
         return client_error(error, client, self._job, self._own.algorithm)
-
-
-def _or_lack_of_memory(function: Callable[..., Any], *given: Any) -> Any:
-    """Returns what a function returns, or its error if the device's memory was too small: fewer clients may fit."""
-    try:
-        return function(*given)
-    except Exception as error:
-        if not ran_out_of_memory(error):
-            raise
-        return error
