@@ -39,7 +39,8 @@ class RandomStreams:
 
     Args:
         seed: the experiment's seed.
-        branch: streams of rounds are others for every text; those without a round are the same.
+        branch: a text that begins with a point: streams of rounds are others for every one, those without a round are
+            the same.
     """
 
     seed: int
@@ -70,6 +71,5 @@ class RandomStreams:
         return int.from_bytes(self._digest(name, round, client)[:8], "little") >> 1
 
     def _digest(self, name: str, round: int, client: int) -> bytes:
-        branch = "" if round == _NO_COORDINATE or not self.branch else f".{self.branch}"
-        text = f"{self.seed}{branch}/{name}/{round}/{client}"
+        text = f"{self.seed}{'' if round == _NO_COORDINATE else self.branch}/{name}/{round}/{client}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()

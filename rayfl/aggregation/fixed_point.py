@@ -126,11 +126,8 @@ def add_products(products: Sequence[tuple[Vector, float]], high: Vector, low: Ve
     """
     factors = [(values, weight * 2.0**HIGH_BITS) for values, weight in products]
     add = _add_tensors if isinstance(high, Tensor) else _narrow_adder(len(high)) if narrow else _add_wide
-    in_stretches(
-        lambda here: add([(values[here], factor) for values, factor in factors], high[here], low[here]),
-        high,
-        len(factors),
-    )
+    work = lambda here: add([(values[here], factor) for values, factor in factors], high[here], low[here])  # noqa: E731
+    in_stretches(work, high, len(factors))
 
 
 def add_rows(rows: np.ndarray, weights: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:

@@ -93,7 +93,7 @@ def branch_of(init: InitConfig, privacy: PrivacyConfig) -> str:
     With the same noise in both, the difference of their models would have none.
     """
     noised = privacy.noise_multiplier or privacy.example_noise_multiplier
-    return init.sha256 or "" if noised and init.source is not None and init.what == "model" else ""
+    return f".{init.sha256}" if noised and init.source is not None and init.what == "model" else ""
 
 
 def model_of(uri: str, round: int | None) -> tuple[Manifest, bytes]:

@@ -35,6 +35,6 @@ def clients_for_rows(rows_per_step: int | None, task: Task, batch_size: int) -> 
         batch_size: samples of a mini-batch.
     """
     networks = [candidate.network for candidate in task.candidates if candidate.network.rows_per_sample]
-    samples = batch_size * task.inputs_per_sample
+    samples = batch_size * getattr(task, "inputs_per_sample", 1)
     each = max((one.rows_per_sample * samples + one.rows_per_model for one in networks), default=0)
     return None if rows_per_step is None or not networks else max(rows_per_step // max(each, 1), 1)

@@ -112,8 +112,6 @@ class QuadraticNetwork:
 class Quadratic:
     """QUAD: the loss is half the squared distance of theta to the client's point."""
 
-    inputs_per_sample = 1
-
     def __init__(self, dimension: int = 1, start: float = 1.0) -> None:
         self.network = QuadraticNetwork(dimension, start)
         self.candidates = (self,)
