@@ -57,8 +57,7 @@ class RayPool:
         admit: Callable[[], bool] = lambda: True,
         content: str | None = None,
     ) -> None:
-        self._config = config
-        self._content = content
+        self._config, self._content = config, content
         self._options = options
         self._admit = admit
         self.namespace = f"rayfl-{run}-{uuid.uuid4().hex[:8]}"
