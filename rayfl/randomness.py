@@ -15,7 +15,7 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class RandomStreams:
     """
 
     seed: int
-    branch: str = ""
+    branch: str = field(default="", kw_only=True)
 
     def generator(self, name: str, round: int = _NO_COORDINATE, client: int = _NO_COORDINATE) -> np.random.Generator:
         """A fresh Philox generator at the start of the stream (name, round, client)."""

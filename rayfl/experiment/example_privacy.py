@@ -69,7 +69,7 @@ def example_epsilons(config: ExperimentConfig, samples: Sequence[int], rounds: i
     """
     train, clients, method = config.train, len(samples), config.algorithm
     sizes = (train.clients_per_round, train.min_clients_per_round)
-    streams = RandomStreams(config.seed, branch_of(config.init, config.privacy))
+    streams = RandomStreams(config.seed, branch=branch_of(config.init, config.privacy))
     cohorts = [] if planned else [cohort_of(streams, t, clients, *sizes, train.sampling) for t in range(rounds)]
     attended = Counter(client for cohort in cohorts for client in cohort)
     found = []

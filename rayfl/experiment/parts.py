@@ -145,7 +145,7 @@ class Parts:
             train.rounds,
             self.num_clients,
             train,
-            RandomStreams(self.config.seed, branch_of(self.config.init, self.config.privacy)),
+            RandomStreams(self.config.seed, branch=branch_of(self.config.init, self.config.privacy)),
             augmentation=self.augmentation,
             unseen=self.num_unseen,
             unseen_epochs=self.config.evaluation.unseen_epochs,

@@ -33,7 +33,7 @@ def participants(run: Run) -> pa.Table | None:
         return None
     absent = {(row["round"], row["client"]) for row in left_out(run.skipped).select(["round", "client"]).to_pylist()}
     train, privacy = run.content["train"], PrivacyConfig.model_validate(run.content.get("privacy", {}))
-    streams = RandomStreams(run.seed, branch_of(InitConfig.model_validate(run.content.get("init", {})), privacy))
+    streams = RandomStreams(run.seed, branch=branch_of(InitConfig.model_validate(run.content.get("init", {})), privacy))
     options = (wanted, train.get("min_clients_per_round"), train.get("sampling", "fixed"))
     found = [
         (round + 1, client)
