@@ -17,6 +17,7 @@ from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ClientError, MethodError
+from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree
 from rayfl.tasks.base import Task
 
@@ -114,7 +115,7 @@ class Clients(ABC):
             MethodError: when ``procedure`` is not asynchronous, or the sections ``privacy``, ``compression``,
                 ``aggregator`` or ``attack`` cannot be applied to the messages.
         """
-        self._check_messages("mean", also is None)
+        self._check_messages("mean", procedure, also is None)
         call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
         check_cohort(self._context, cohort, call.procedure)
         if self._context.one_by_one:
@@ -142,7 +143,7 @@ class Clients(ABC):
         Reduced on the actors: one partial sum an actor and group travels. That a client names its group costs, like
         its weight, nothing.
         """
-        self._check_messages("means")
+        self._check_messages("means", procedure)
         totals = self.call(_call("mean", procedure, cohort, broadcast, payloads, required=required)).totals
         return {group: totals[group].mean() for group in sorted(totals)}
 
@@ -163,7 +164,7 @@ class Clients(ABC):
             ClientError: when what a malicious client sends is not finite.
             MethodError: as for :meth:`mean`, and with a rule of the section ``aggregator``.
         """
-        self._check_messages("each")
+        self._check_messages("each", procedure)
         call = _call("each", procedure, cohort, broadcast, None, required=required)
         return as_sent(self._context, self.call(call).values, broadcast, call.procedure)[0]
 
@@ -190,13 +191,19 @@ class Clients(ABC):
         Raises:
             MethodError: when ``procedure`` is not asynchronous.
         """
-        self._check_messages("map")
+        self._check_messages("map", procedure)
         call = _call("map", procedure, cohort, broadcast, payloads, counted, required)
         return dict(sorted(self.call(call).values.items()))
 
-    def _check_messages(self, kind: str, alone: bool = True) -> None:
+    def _check_messages(self, kind: str, procedure: Procedure, alone: bool = True) -> None:
         self._releases += 1
         check_messages(self._context, kind, alone, self._releases)
+        of_users = names_an_object(str(getattr(getattr(procedure, "__self__", None), "name", "")))
+        if self._releases > 1 and of_users and self._context.privacy.of_examples:
+            raise MethodError(
+                "privacy.example_clip_norm: a method of one's own may ask its clients once in a round: a second call "
+                "would train with the noise of the first one, and epsilon counts one"
+            )
 
     @abstractmethod
     def on_server(self, procedure: Procedure, given: Tree) -> Tree:

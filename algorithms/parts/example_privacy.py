@@ -27,14 +27,16 @@ class SamplesOfClients:
             empty where it can. A class that says nothing itself is refused, whatever it derives from.
         no_gradient: why what clients send is no sum of gradients of their loss, of which the first is at the received
             model (``rayfl invert``); empty where it is. Here too, each class speaks for itself.
+        written_as: of a class that a configuration has made of a user's, to have its path for a name: the user's.
     """
 
+    written_as: ClassVar[type | None] = None
     no_example_privacy: ClassVar[str] = _UNCHECKED
     no_gradient: ClassVar[str] = _UNSAID
 
     def why_no_example_privacy(self) -> str:
         """Returns why samples cannot be private with the method as it is configured; empty where they can."""
-        own: str | None = vars(type(self)).get("no_example_privacy")
+        own: str | None = self._said("no_example_privacy")
         if own is not None:
             return own
         sent = getattr(self, "no_privacy", "")  # where clients send more than a model, that is where to begin
@@ -42,7 +44,13 @@ class SamplesOfClients:
 
     def why_no_gradient(self) -> str:
         """Returns why a client's message tells no gradient of its loss; empty where it does."""
-        return str(getattr(self, "no_privacy", "") or vars(type(self)).get("no_gradient", _UNSAID))
+        own = self._said("no_gradient")
+        return str(getattr(self, "no_privacy", "") or (_UNSAID if own is None else own))
+
+    def _said(self, name: str) -> str | None:
+        """Returns what the class itself says under a name; None if it says nothing."""
+        found: str | None = vars(self.written_as or type(self)).get(name)
+        return found
 
     def noised_batches(self, train: TrainConfig, samples: int) -> Mapping[int, int]:
         """Returns how many mini-batches a client draws for a round's training at most, by the steps on each.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -81,7 +82,8 @@ class SharedFolder:
     def close(self) -> None:
         """Forgets the question that is open, and removes its file."""
         if self._asked:
-            self._storage.delete(self._probe)
+            with suppress(RunError):  # it harms nobody, and whatever else is going on has more to say
+                self._storage.delete(self._probe)
         self._asked = {}
 
     def _ask(self) -> bool:

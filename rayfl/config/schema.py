@@ -199,6 +199,7 @@ def _with_users_method(schema: type[ExperimentConfig], path: str, found: type[Ba
     """``schema`` with one more method, the class ``module:Class`` under that name in place of its own."""
     label: Any = Literal[path]
     own: type[BaseModel] = create_model(found.__name__, __base__=found, __doc__=found.__doc__, name=(label, path))
+    own.written_as = found  # type: ignore[attr-defined]  # methods say some things of their own class alone
     made = experiment_schema([*schema.methods, own], schema.method_base, schema.check_method)
     made.without_own = schema.without_own or schema
     return made

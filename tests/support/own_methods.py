@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import rayfl
 from rayfl.engine.client import Client
@@ -24,3 +24,25 @@ class NoNewcomers(rayfl.Averaging):
         known: Sequence[int] = list(server["numbers"].values())
         assert known[client.id] == client.id
         return {"global": Predictor.of(server["model"])}
+
+
+class OfSamples(rayfl.Averaging):
+    """Says that its clients' samples can be private."""
+
+    name: Literal["of_samples"] = "of_samples"
+    no_example_privacy: ClassVar[str] = ""
+    no_gradient: ClassVar[str] = ""
+
+
+class Silent(OfSamples):
+    """Says nothing of it: what it derives from does not count."""
+
+
+class Twice(OfSamples):
+    """Has its clients train twice in a round, from one model."""
+
+    no_example_privacy: ClassVar[str] = ""
+
+    def round(self, server: Tree, cohort: Sequence[int], clients: rayfl.Clients) -> Tree:
+        clients.mean(self.local_update, cohort, {"model": server["model"]})
+        return clients.mean(self.local_update, cohort, {"model": server["model"]})

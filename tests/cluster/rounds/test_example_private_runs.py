@@ -19,7 +19,7 @@ from rayfl.config.loading import load_config
 from rayfl.engine.example_accounting import example_epsilon
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.engine.updates.settings import TrainConfig
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, MethodError
 from rayfl.experiment.parts import Parts
 from rayfl.randomness import RandomStreams
 from rayfl.runs.summary import summary_table
@@ -161,3 +161,22 @@ def test_delta_depends_on_the_samples_of_a_client(tmp_path: Path) -> None:
     given = load_config(Experiment, private(tmp_path, "run", privacy={**NOISY, "example_delta": 1e-4}), [])
     assert given.privacy.example_delta_of(50) == 1e-4
     assert TrainConfig().sampling == "fixed"  # cohorts need not be Poisson samples
+
+
+def own(place: Path, name: str) -> dict[str, Any]:
+    return private(place, name) | {"algorithm": {"name": f"tests.support.own_methods:{name}"}}
+
+
+def test_a_users_own_method_says_that_samples_can_be_private(tmp_path: Path) -> None:
+    result = rayfl.run(own(tmp_path, "OfSamples"))
+    usual = rayfl.run(private(tmp_path, "fedavg", algorithm={"finetune_epochs": None}))
+    assert result.example_epsilons == usual.example_epsilons and result.example_epsilons
+    assert result.config.algorithm.why_no_gradient() == ""
+    with pytest.raises(ConfigError, match="nobody has checked that of this method"):
+        rayfl.run(own(tmp_path, "Silent"))
+
+
+def test_a_second_call_in_a_round_is_refused_for_it_would_have_the_noise_of_the_first(tmp_path: Path) -> None:
+    with pytest.raises(MethodError, match="may ask its clients once in a round"):
+        rayfl.run(own(tmp_path, "Twice"))
+    rayfl.run(own(tmp_path, "Twice") | {"name": "open", "privacy": {}})
