@@ -51,7 +51,8 @@ def collected(
         ready, waiting = ray.wait(waiting, num_returns=1, timeout=min(left_s, remind_s))
         if not ready:
             if deadline_s is None or left_s > remind_s:
-                _remind(hosts[silent], len(silent_since.keys() & set(map(handles.__getitem__, waiting))), remind_s)
+                waits_for = len({handles[handle] for handle in waiting})
+                _remind(hosts[silent], waits_for, time.monotonic() - silent_since[silent])
                 remind_s *= 2
             elif _has_answered(handle for handle in waiting if handles[handle] == silent):
                 heard[silent] = time.monotonic()  # the answer is there, and is being transferred
