@@ -66,7 +66,8 @@ class Driver:
 
         Raises:
             ClientError: when a client failed that may not be left out.
-            RunError: when hosts died more often than ``max_failures``, or nothing can be written.
+            RunError: when hosts died more than ``max_failures`` times from one commit to the next, or nothing can be
+                written.
             KeyboardInterrupt, Terminated: when the run was asked to stop; all completed rounds are committed then.
         """
         self._stop.patient = True
@@ -204,6 +205,8 @@ class Driver:
         committed = self._recorder.finish(self._federation)
         if committed is not None:
             self._committed = self._recorder.committed
+            # A long run on machines that come and go dies often, but not often without getting on.
+            self._failures = 0
             for callback in self._callbacks:
                 callback.on_commit(committed)
 
@@ -217,7 +220,8 @@ class Driver:
             self._failures += 1
             if 0 <= self._config.max_failures < self._failures - death.investigated:
                 raise RunError(
-                    f"gave up after {self._failures} failures (max_failures={self._config.max_failures}); "
+                    f"gave up after {self._failures} failures since the last commit "
+                    f"(max_failures={self._config.max_failures}); "
                     f"the last: {death}{self._kills.remark()}. Run the same command to continue from the last commit"
                 ) from death
             try:
@@ -231,7 +235,7 @@ class Driver:
     def _undo(self, undone: RoundUndoneError) -> None:
         """Rewinds to the last commit, to repeat a round without the clients that failed in it."""
         self._absent[undone.round], self._unscorable[undone.round] = undone.failures, undone.unscorable
-        self._failures -= undone.deaths
+        self._failures = max(0, self._failures - undone.deaths)
         try:
             self._rewind()
         except HostDiedError as death:

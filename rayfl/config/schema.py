@@ -91,9 +91,9 @@ class ExperimentConfig(Section):
     max_failures: int = Field(
         3,
         ge=-1,
-        description="how many times the run rewinds to its last commit after a crash of actors; -1: endlessly. With "
-        "clients.on_error=skip or retry, crashes that a client turns out to have caused do not count, and there is one "
-        "rewind more to find that out",
+        description="how many times in a row, with no new commit in between, the run goes back to its last commit "
+        "after a crash of actors; -1: endlessly. With clients.on_error=skip or retry, crashes that a client turns out "
+        "to have caused do not count, and there is one rewind more to find that out",
     )
     init: InitConfig = Field(default=InitConfig(), description="another run, from which this one begins")
     algorithm: Any = Field(description="the method and its hyper-parameters")

@@ -104,13 +104,15 @@ class MultiStep(_Schedule):
     """eta factor^(number of milestones that are at most t)."""
 
     name: Literal["multistep"] = "multistep"
-    milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, description="rounds, ascending")
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        min_length=1, description="rounds, ascending; one may be repeated"
+    )
     factor: float = Field(0.1, gt=0, le=1, description="factor on the rate at each of them")
 
     @field_validator("milestones")
     @classmethod
     def _ascending(cls, milestones: tuple[int, ...]) -> tuple[int, ...]:
-        if list(milestones) != sorted(set(milestones)):
+        if list(milestones) != sorted(milestones):
             raise ValueError("milestones must ascend")
         return milestones
 
@@ -118,7 +120,7 @@ class MultiStep(_Schedule):
         return self.factor ** sum(milestone <= round for milestone in self.milestones)
 
     def _changes(self, before: int, rounds: int) -> dict[str, Any]:
-        return {"milestones": tuple(sorted({max(1, milestone * rounds // before) for milestone in self.milestones}))}
+        return {"milestones": tuple(max(1, milestone * rounds // before) for milestone in self.milestones)}
 
 
 Schedule = Annotated[

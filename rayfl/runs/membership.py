@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.metrics.membership import Membership, membership
 from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor, task_of
+from rayfl.runs.participation import participants
 from rayfl.tasks.predictor import Predictor
 
 _ROWS = 64
@@ -32,24 +34,26 @@ def losses_of(
     Args:
         models: of a run.
         model: a row of the tables; None: each method's personalized model.
-        clients: whose; none: all of those that train and have samples of both kinds.
+        clients: whose; none: all of those that have taken part in a round and have samples of both kinds.
         others: the split that was not trained on.
         samples: of each kind and client at most, drawn at random (stream ``inspection``).
 
     Raises:
-        ConfigError: for an unknown client or model, one that was held out from training or lacks samples, or a task
-            whose loss compares samples.
+        ConfigError: for an unknown client or model, one that was held out from training, has not taken part in a round
+            or lacks samples, or a task whose loss compares samples.
     """
     parts = models.parts
     if parts.task.compares_samples or parts.task.measures.compares:
         raise ConfigError(
             f"{models.run.uri}: the loss of task={parts.task.name} compares samples, so that a single one has none"
         )
+    idle = never_took_part(models)
     for client in clients:
         check_client(models.run, client)
-        if client >= parts.num_clients:
-            raise ConfigError(f"client {client} was held out from training: none of its samples is a member")
-    for client in clients or range(parts.num_clients):
+        why = "was held out from training" if client >= parts.num_clients else "has taken part in no round until then"
+        if client >= parts.num_clients or client in idle:
+            raise ConfigError(f"client {client} {why}: none of its samples is a member")
+    for client in clients or sorted(set(range(parts.num_clients)) - idle):
         lacking = [split for split in ("train", others) if not len(parts.dataset.load(client)[split])]
         if lacking and clients:
             raise ConfigError(f"client {client} has no samples in the split {lacking[0]}")
@@ -61,6 +65,18 @@ def losses_of(
             yield client, row, members, unseen
 
 
+def never_took_part(models: CommittedModels) -> set[int]:
+    """Returns the clients that train but had not been in a round when the models were committed.
+
+    Empty where it is not known exactly who took part (:func:`rayfl.runs.participation.participants`).
+    """
+    known = participants(models.run)
+    if known is None:
+        return set()
+    before = known.filter(pc.less_equal(known["round"], models.rounds_completed))
+    return set(range(models.parts.num_clients)) - set(before["client"].to_pylist())
+
+
 def caveat(models: CommittedModels) -> str:
     """Returns what else than training tells members from others, in words; empty where nothing is known."""
     config = models.run.config
@@ -69,6 +85,10 @@ def caveat(models: CommittedModels) -> str:
         return f"training labels have noise (noise.ratio={ratio:g}) and others have not, which losses tell, too"
     if config.attack.on and (config.attack.labels != "honest" or config.attack.backdoor is not None):
         return "malicious clients trained on other samples than they have here, so that theirs are no members"
+    if participants(models.run) is None:
+        return "who took part in each round is not known of this run: clients that never did may be among these"
+    if idle := never_took_part(models):
+        return f"{len(idle)} of {models.parts.num_clients} clients had been in no round, and are left out"
     return ""
 
 

@@ -49,6 +49,7 @@ def train(schedule: dict[str, Any] | None = None, **options: Any) -> TrainConfig
         ({"name": "step", "every": 4}, [*[0.1] * 4, *[0.01] * 4, *[0.001] * 2]),
         ({"name": "step", "every": 3, "factor": 0.5, "warmup": 1}, [*[0.1] * 4, *[0.05] * 3, *[0.025] * 3]),
         ({"name": "multistep", "milestones": [5, 7]}, [*[0.1] * 5, *[0.01] * 2, *[0.001] * 3]),
+        ({"name": "multistep", "milestones": [5, 5]}, [*[0.1] * 5, *[0.001] * 5]),
         ({"name": "multistep", "milestones": [1, 2], "factor": 0.5, "warmup": 2}, [0.05, 0.1, 0.1, 0.05, *[0.025] * 6]),
     ],
     ids=str,
@@ -150,7 +151,6 @@ def test_a_rate_of_a_methods_own_that_is_constant_stays_so() -> None:
         ({"schedule": {"name": "step"}}, "every"),
         ({"schedule": {"name": "multistep", "milestones": []}}, "milestones"),
         ({"schedule": {"name": "multistep", "milestones": [5, 3]}}, "ascend"),
-        ({"schedule": {"name": "multistep", "milestones": [5, 5]}}, "ascend"),
         ({"schedule": {"name": "polynomial"}}, "polynomial"),
         ({"schedule": {"name": "linear", "warmup": -1}}, "warmup"),
     ],
@@ -193,4 +193,4 @@ def test_a_schedule_of_a_shorter_run_has_the_same_course(schedule: dict[str, Any
     for t in range(after, 20):
         assert short.lr_in(t) == pytest.approx(long.lr_in(10 * t), rel=1e-9)
     crowded = train({"name": "multistep", "milestones": [50, 51]}, rounds=200).schedule
-    assert crowded is not None and crowded.stretched(200, 20).model_dump()["milestones"] == (5,)
+    assert crowded is not None and crowded.stretched(200, 20).model_dump()["milestones"] == (5, 5)

@@ -94,6 +94,19 @@ def test_fewer_samples_of_chosen_clients(run: Path) -> None:
     assert "training labels have noise (noise.ratio=0.5) and others have not" in text.stderr
 
 
+def test_who_was_in_no_round_has_no_members(tmp_path: Path) -> None:
+    train = {"rounds": 1, "clients_per_round": 2, "local_epochs": 1, "batch_size": 10, "lr": 0.1}
+    rayfl.run(experiment(tmp_path, "run", train=train, noise={"ratio": 0}, evaluation={"every": 1}))
+    models = CommittedModels(open_run(str(tmp_path / "run"), Experiment))
+    took_part = models.parts.cohort(0)
+    found = CliRunner().invoke(app, ["membership", str(tmp_path / "run"), "--json"])
+    assert [one["client"] for one in json.loads(found.stdout)["by_client"]] == sorted(took_part)
+    assert "2 of 4 clients had been in no round" in found.stderr
+    (idle, *_) = set(range(4)) - set(took_part)
+    with pytest.raises(ConfigError, match=f"client {idle} has taken part in no round"):
+        list(losses_of(models, clients=[idle]))
+
+
 def test_what_has_no_answer_is_refused(run: Path, tmp_path: Path) -> None:
     for options, message in ((["--client", "3"], "was held out from training"), (["--client", "9"], "no client 9")):
         found = CliRunner().invoke(app, ["membership", str(run), *options])

@@ -27,10 +27,11 @@ ROOT = Path(__file__).parents[3]
 class ActorKiller(rayfl.Callback):
     """Kills an actor a moment after a round has ended, that is while the next one is being trained."""
 
-    def __init__(self, after_round: int, delay_s: float, times: int = 1) -> None:
+    def __init__(self, after_round: int, delay_s: float, times: int = 1, host: int = 0) -> None:
         self._after_round = after_round
         self._delay_s = delay_s
         self._times = times
+        self._host = host
         self._hosts: list[int] = []
         self.failures: list[int] = []
 
@@ -40,7 +41,7 @@ class ActorKiller(rayfl.Callback):
     def on_round(self, rounds_completed: int, cohort: Sequence[int], seconds: float) -> None:
         if rounds_completed == self._after_round and self._times:
             self._times -= 1
-            threading.Thread(target=self._kill, args=(self._hosts[0],)).start()
+            threading.Thread(target=self._kill, args=(self._hosts[self._host],)).start()
 
     def on_failure(self, reason: str, rounds_completed: int) -> None:
         self.failures.append(rounds_completed)
@@ -104,6 +105,17 @@ def test_too_many_failures_end_the_run_and_the_same_command_continues_it(tmp_pat
     with pytest.raises(RunError, match="max_failures=0"):
         rayfl.run(config, callbacks=[ActorKiller(after_round=2, delay_s=0.0)])
     rayfl.run(config)
+    assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+def test_failures_with_commits_between_them_do_not_add_up(tmp_path: Path) -> None:
+    config = long_rounds(small_experiment(tmp_path, "killed", "scaffold", num_actors=2)) | {"max_failures": 1}
+    killers = [ActorKiller(after_round=1, delay_s=0.05), ActorKiller(after_round=3, delay_s=0.05, host=1)]
+    rayfl.run(config, callbacks=killers)
+    assert [len(killer.failures) for killer in killers] == [2, 2]
+    rayfl.run(long_rounds(small_experiment(tmp_path, "calm", "scaffold", backend="inline")))
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
 
 
