@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "name": "run",
             "storage_path": str(folder),
             "task": "language_model",
-            "dataset": {"name": "synthetic_instructions", "num_clients": 3, "samples": 20, "things": 2},
+            "dataset": {"name": "synthetic_instructions", "num_clients": 3, "samples": 20, "things": 3},
             "holdout": {"test": 0.3, "validation": 0.2},
             "model": {
                 "name": "pretrained", "folder": str(base), "adapter": {"r": 16, "alpha": 16, "targets": "all-linear"},
@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             },
             "algorithm": "ditto",
             "train": {
-                "rounds": 10, "clients_per_round": "all", "local_epochs": 6, "batch_size": 8, "lr": 0.02,
+                "rounds": 10, "clients_per_round": "all", "local_epochs": 6, "batch_size": 8, "lr": 0.01,
                 "optimizer": "adamw",
             },
             "evaluation": {"every": 10},
