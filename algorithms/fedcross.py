@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Clients, setting
-from algorithms.cfl import cosines, gram
 from algorithms.parts.finetuning import FineTuning
 from algorithms.parts.means import mean_of
 from algorithms.parts.partial import part
+from algorithms.parts.split_clusters import cosines, gram
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext

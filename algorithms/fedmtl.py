@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
-from algorithms.cfl import gram
 from algorithms.parts.partial import part
+from algorithms.parts.split_clusters import gram
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError

@@ -71,6 +71,7 @@ from algorithms.fedpgp import FedPGP
 from algorithms.fedphp import FedPHP
 from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
+from algorithms.fedpub import FedPub
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.fedrolex import FedRolex
@@ -90,6 +91,7 @@ from algorithms.flora import FLoRA
 from algorithms.fltrust import FLTrust
 from algorithms.flute import FLUTE
 from algorithms.fml import FML
+from algorithms.gcfl import GCFL
 from algorithms.gpfl import GPFL
 from algorithms.heterofl import HeteroFL
 from algorithms.hetlora import HetLoRA
@@ -183,8 +185,10 @@ METHODS: dict[str, type[Algorithm]] = {
         FedAS,
         FLUTE,
         FedCP,
+        GCFL,
         GPFL,
         FedProto,
+        FedPub,
         FedTGP,
         FedPCL,
         ADCOL,

@@ -19,9 +19,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
-        *("fedmtl", "fedap"),
+        *("fedmtl", "fedap", "fedpub"),
     ),
-    "the model of its cluster, or a mixture of several": ("hypcluster", "cfl", "pacfl", "fesem", "hierfavg", "fedem"),
+    "the model of its cluster, or a mixture of several": (
+        *("hypcluster", "cfl", "gcfl", "pacfl", "fesem", "hierfavg", "fedem"),
+    ),
     "the shared model, adapted to it": ("per_fedavg", "fedala", "fedah", "knn_per", "fedetf", "fednh"),
     "a model of its own, taught by outputs, features or heads": (
         *("fedmd", "feddistill", "fedproto", "fedtgp", "fedpcl", "fedgh", "fedme", "metafed", "adcol"),

@@ -27,6 +27,7 @@ NEEDS = {
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",
     "fedrolex": "algorithm.scaler=false",
+    "gcfl": "train.clients_per_round=all",
     "flexlora": "algorithm.ranks=[1,2,4]",
     "flora": "algorithm.ranks=[1,2,4]",
     "fltrust": "holdout.public=100",

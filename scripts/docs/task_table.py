@@ -86,6 +86,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "floco_plus": {"simplex_dimension": 3, "assignment_round": 1},
     "knn_per": {"neighbours": 3},
     "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 1},
+    "gcfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 1, "length": 2},
     "fedme": {"cluster_rounds": [1], "initial_epochs": 1},
     "pfedbayes": {"kl_weight": 0.01},
     "pfedme": {"inner_steps": 2},
@@ -101,6 +102,7 @@ TRAIN: dict[str, dict[str, Any]] = {
     "l2gd": {"clients_per_round": "all"},
     "fedme": {"clients_per_round": "all"},
     "cfl": {"clients_per_round": "all"},
+    "gcfl": {"clients_per_round": "all"},
 }
 
 

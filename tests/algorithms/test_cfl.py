@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.cfl import CFL, bipartition, cosines, gram
+from algorithms.cfl import CFL, bipartition
 from algorithms.fedavg import FedAvg
+from algorithms.parts.split_clusters import cosines, gram
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, copy, map_leaves
@@ -105,9 +106,11 @@ def test_inv_cfl_4_known_changes() -> None:
     assert abs(float(similarities[2, 3]) - 0.868243) < 1e-6
     assert abs(float(products.mean().sqrt()) - 0.035355) < 1e-6
     assert abs(float(products.diagonal().max().sqrt()) - 1.019804) < 1e-6
-    assert CFL(mean_norm=0.036, max_norm=1.01).groups(changes, [1] * 4) == [[0, 1], [2, 3]]
+    assert CFL(mean_norm=0.036, max_norm=1.01).groups(range(4), changes, [1] * 4, {}) == [[0, 1], [2, 3]]
     for options in ({"mean_norm": 0.035}, {"max_norm": 1.02}, {"min_size": 4}):
-        assert CFL(**{"mean_norm": 0.036, "max_norm": 1.01, **options}).groups(changes, [1] * 4) == [[0, 1, 2, 3]]
+        assert CFL(**{"mean_norm": 0.036, "max_norm": 1.01, **options}).groups(range(4), changes, [1] * 4, {}) == [
+            [0, 1, 2, 3]
+        ]
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -130,7 +133,7 @@ def test_complete_linkage_is_another_bipartition() -> None:
     assert 5 < sum(worse) < 40
     changes = some_changes(7, worse.index(True))
     single, complete = (
-        CFL(mean_norm=1e9, max_norm=0, linkage=k).groups(changes, [1] * 7) for k in ("single", "complete")
+        CFL(mean_norm=1e9, max_norm=0, linkage=k).groups(range(7), changes, [1] * 7, {}) for k in ("single", "complete")
     )  # type: ignore[arg-type]
     assert single == list(bipartition(similarities[worse.index(True)], "single")) != complete
 
@@ -149,8 +152,8 @@ def test_inv_cfl_7_the_scale_does_not_matter(scale: float) -> None:
     scaled = [map_leaves(lambda leaf: scale * leaf, change) for change in changes]
     norm = float(gram(changes).mean().sqrt())
     for factor in (0.99, 1.01):
-        one = CFL(mean_norm=factor * norm, max_norm=0.1).groups(changes, [1] * 6)
-        other = CFL(mean_norm=scale * factor * norm, max_norm=scale * 0.1).groups(scaled, [1] * 6)
+        one = CFL(mean_norm=factor * norm, max_norm=0.1).groups(range(6), changes, [1] * 6, {})
+        other = CFL(mean_norm=scale * factor * norm, max_norm=scale * 0.1).groups(range(6), scaled, [1] * 6, {})
         assert one == other
         assert (len(one) == 2) == (factor > 1)
 
@@ -160,7 +163,7 @@ def test_the_gap_between_the_groups() -> None:
     similarities = cosines(gram(changes))
     width = ((1 - crossing(similarities, *bipartition(similarities, "single"))) / 2) ** 0.5
     for gap, split in ((None, True), (0.99 * width, True), (1.01 * width, False)):
-        found = CFL(mean_norm=1e9, max_norm=0, gap=gap).groups(changes, [1] * 6)
+        found = CFL(mean_norm=1e9, max_norm=0, gap=gap).groups(range(6), changes, [1] * 6, {})
         assert (len(found) == 2) == split
 
 

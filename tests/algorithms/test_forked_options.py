@@ -36,6 +36,10 @@ LATER = {
     ("fedphp", "skip_first_transfer"): "for clients that take part for the first time",
     ("fedrod", "unseen"): "for clients never sampled, of which there are none",
     ("floco_plus", "unseen"): "for clients never sampled, of which there are none",
+    **{
+        ("gcfl", key): "its series begin again with the small run's split, and are too short for another"
+        for key in ("max_norm", "split_from", "min_size", "length", "standardize")
+    },
     ("hetlora", "kept_share"): "nothing is pruned in the small run's last round",
     ("hetlora", "padding"): "no rank is lacking in the small run's last round",
     ("mapper", "select_on"): "both choose the same in the small run's last round",

@@ -41,7 +41,7 @@ class Problem:
         public = examples(6, self.spec, 9, dtype).x if case.public else None
         data = ListDataset([(one.x, one.y) for one in clients], self.spec.num_classes, public)
         data.spec = self.spec
-        return toy_of(case, double, dataset=data, task=Classification(network))
+        return toy_of(case, double, dataset=data, task=Classification(network, spec=self.spec))
 
 
 PROBLEMS = {

@@ -70,6 +70,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedem": {"name": "fedem", "components": 2},
     "pfedgraph": {"name": "pfedgraph", "alignment_weight": 0.1, "evaluate": "mixed"},
     "cfl": {"name": "cfl", "mean_norm": 1e9, "max_norm": 0, "split_from": 1},
+    "fedpub": {"name": "fedpub", "scale": 3.0},
+    "gcfl": {"name": "gcfl", "mean_norm": 1e9, "max_norm": 0, "split_from": 1, "length": 2},
     "dfedavgm": {"name": "dfedavgm"},
     "dfedsam": {"name": "dfedsam", "topology": "ring"},
     "dispfl": {"name": "dispfl", "neighbours": 2},
@@ -191,6 +193,7 @@ TRAIN: dict[str, dict[str, Any]] = {
     "l2gd": {"momentum": 0.0, "clients_per_round": "all"},
     "fedme": {"clients_per_round": "all"},
     "cfl": {"clients_per_round": "all"},
+    "gcfl": {"clients_per_round": "all"},
 }
 """What a method needs of the training section."""
 

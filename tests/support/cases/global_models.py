@@ -36,6 +36,7 @@ from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fesem import FeSEM
 from algorithms.fltrust import FLTrust
+from algorithms.gcfl import GCFL
 from algorithms.hierfavg import HierFAVG
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
@@ -195,6 +196,9 @@ GLOBAL_MODELS = {
     "fedfusion-multi": Case(FedFusion(operator="multi"), down=gated, up=gated, uploads=gated_names),
     "moon": Case(MOON(finetune_epochs=1), private=frozenset({"previous"})),
     "cfl": Case(CFL(mean_norm=1e9, max_norm=0, split_from=1), averages=False, everyone=True, relabels=False),
+    "gcfl": Case(
+        GCFL(mean_norm=1e9, max_norm=0, split_from=1, length=2), averages=False, everyone=True, relabels=False
+    ),
     "fesem": Case(FeSEM(finetune_epochs=1), averages=False, relabels=False),
     "hierfavg": Case(HierFAVG(cloud_every=3, finetune_epochs=1), averages=False, relabels=False),
     "hierfavg-cohort": Case(HierFAVG(assignment="random", cloud_weights="cohort"), averages=False, relabels=False),

@@ -14,6 +14,7 @@ from algorithms.fedgh import FedGH
 from algorithms.fednh import FedNH
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
+from algorithms.fedpub import FedPub
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.flute import FLUTE
@@ -167,6 +168,14 @@ PARTIAL_MODELS = {
         FedAS(), down=body, up=body, uploads=body_names, private=frozenset({"personal", "body"}), averages=False
     ),
     "fedcac": Case(FedCAC(), averages=False, relabels=False),
+    "fedpub": Case(
+        FedPub(),
+        up=lambda network: network.num_parameters + features(network),
+        uploads=lambda network: {*network.parameter_names, "embedding"},
+        averages=False,
+        relabels=False,
+        private=frozenset({"model", "masks"}),
+    ),
     "feddbe": Case(FedDBE(mean_weight=0), private=frozenset({"vector"})),
     "feddbe-pulled": Case(
         FedDBE(mean_weight=5, mean_momentum=0.4),
