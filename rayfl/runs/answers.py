@@ -12,10 +12,11 @@ import torch
 from rayfl.data.sources.base import Decoder
 from rayfl.engine.transfers import move_trees
 from rayfl.errors import ConfigError
-from rayfl.examples import SPLITS
+from rayfl.examples import SPLITS, Examples
 from rayfl.metrics.answers import rouge_l, words
 from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor
 from rayfl.runs.devices import device_of
+from rayfl.tasks.further_tasks import LanguageModel
 from rayfl.tasks.generation import answers, prompts_of
 
 
@@ -64,7 +65,8 @@ def answered(
     """Has each client's model answer the prompts of its samples, by greedy decoding; yields answers by client.
 
     Args:
-        models: of a run that learns responses to prompts.
+        models: of a run that learns responses to prompts; of one that learns which of two answers is preferred, that
+            one is the reference.
         model: a row of the tables; None: each method's personalized model.
         clients: whose samples; none: of all that have some in the split.
         samples: of each client at most, drawn at random (stream ``inspection``).
@@ -76,8 +78,10 @@ def answered(
         ConfigError: for other tasks, texts without prompts, an unknown client, or a device that is not there.
     """
     parts, place = models.parts, device_of(device)
-    if parts.task.name != "language_model":
-        raise ConfigError(f"{models.run.uri} is a run of {parts.task.name}; answers are of task=language_model")
+    if parts.task.target not in ("tokens", "preference"):
+        raise ConfigError(
+            f"{models.run.uri} is a run of {parts.task.name}; answers are of task=language_model and task=preference"
+        )
     if split not in SPLITS:
         raise ConfigError(f"--split: answers takes {', '.join(SPLITS)}, not {split!r}")
     for client in clients:
@@ -99,7 +103,9 @@ def _of_client(
     most: int,
     device: torch.device,
 ) -> list[Answer]:
-    examples = models.pooled(split, samples, [client])
+    examples, task = models.pooled(split, samples, [client]), models.parts.task
+    if task.target == "preference":
+        examples, task = Examples(examples.x[:, 0], examples.y[:, 0]), LanguageModel(task.network)
     texts = [prompts_of(x, y) for x, y in zip(examples.x, examples.y, strict=True)]
     if any(len(one.tokens) == 1 for prompts in texts for one in prompts):
         raise ConfigError(
@@ -110,7 +116,7 @@ def _of_client(
     row, predictor = personalized_predictor(models, client, model)
     built = tuple(move_trees(predictor.built(), device))
     found = answers(
-        replace(predictor, models=built), models.parts.task, [one for *_, one in asked], most, examples.x.shape[1],
+        replace(predictor, models=built), task, [one for *_, one in asked], most, examples.x.shape[1],
         decoder.end, device,
     )  # fmt: skip
     listed = []

@@ -15,6 +15,7 @@ import rayfl
 from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError
+from rayfl.randomness import RandomStreams
 from rayfl.runs.answers import answered
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.folder import open_run
@@ -96,7 +97,9 @@ def test_what_has_no_prompts_is_refused(run: Path, tmp_path: Path) -> None:
         list(answered(CommittedModels(open_run(str(folder), Experiment, False)), **options))
 
     rayfl.run(small_experiment(tmp_path, "classes", "fedavg") | {"cluster": {"backend": "inline"}})
-    with pytest.raises(ConfigError, match="a run of classification; answers are of task=language_model"):
+    with pytest.raises(
+        ConfigError, match="a run of classification; answers are of task=language_model and task=preference"
+    ):
         of(tmp_path / "classes")
     texts = yaml.safe_load((run / "config.yaml").read_text())
     texts["dataset"] = {"name": "synthetic_text", "num_clients": 3, "texts": 6, "length": 8, "vocabulary": 20}
@@ -109,3 +112,28 @@ def test_what_has_no_prompts_is_refused(run: Path, tmp_path: Path) -> None:
         of(run, clients=[3])
     with pytest.raises(ConfigError, match="there is no GPU here"):
         of(run, device="cuda")
+
+
+def test_answers_of_aligned_models_are_compared_with_the_preferred_ones(run: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config |= {
+        "name": "pairs", "storage_path": str(tmp_path), "task": {"name": "preference", "loss": "orpo"},
+        "dataset": {"name": "synthetic_preferences", "num_clients": 3, "samples": 20, "things": 3},
+    }  # fmt: skip
+    config["train"] |= {"rounds": 6, "local_epochs": 6}
+    config["evaluation"]["every"] = 6
+    rayfl.run(config)
+    found, rows = asked(tmp_path / "pairs", "--model", "personalized", "--samples", 99)
+    assert len(rows) == 18 and {row["turn"] for row in rows} == {0}
+    source = synthetic_colours(config)
+    for row in rows:
+        (thing,) = (name for name in source[row["client"]] if name in row["prompt"])
+        assert row["reference"] == source[row["client"]][thing]
+    assert found["scores"]["exact"] > 0.3
+
+
+def synthetic_colours(config: dict[str, Any]) -> list[dict[str, str]]:
+    """What each client prefers to read, by thing."""
+    checked = Experiment.model_validate(config)
+    streams = RandomStreams(checked.seed)
+    return [checked.dataset.table(client, streams) for client in range(3)]
