@@ -116,6 +116,11 @@ class FedFed(FineTuned):
                 f"algorithm: fedfed cannot learn task={task.name} from rows of tokens: nothing can be taken away from "
                 "the number of a token. Choose another method, such as fedgen or fedavg"
             )
+        if spec is not None and spec.kind == "graph":
+            raise ConfigError(
+                f"algorithm: fedfed cannot learn task={task.name} from graphs: an edge is there or not, and with noise "
+                "an array is no graph. Choose another method, such as fedgen or fedavg"
+            )
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
         if context.rounds > self.distillation_rounds:

@@ -97,6 +97,11 @@ class PACFL(ClusterModels):
                 f"algorithm: pacfl cannot learn task={task.name} from rows of tokens: their numbers are names, and "
                 "span no subspace. Choose another method, such as hypcluster or cfl"
             )
+        if spec is not None and spec.kind == "graph":
+            raise ConfigError(
+                f"algorithm: pacfl cannot learn task={task.name} from graphs: their nodes are in no order, and equal "
+                "graphs may span other subspaces. Choose another method, such as hypcluster or cfl"
+            )
         super().check_task(task)
 
     def init(self, task: Task, context: RoundContext) -> Tree:

@@ -14,14 +14,15 @@ SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""
 
-Target = Literal["class", "labels", "values", "tokens", "mask", "survival", "preference", "ranking"]
+Target = Literal["class", "labels", "values", "tokens", "mask", "survival", "preference", "ranking", "nodes"]
 """What is known of a sample: ``class``, one of C, int64; ``labels``, each of L that it has or not, float32 of shape
 (L,), 0 or 1; ``values``, D numbers to predict, float32 of shape (D,); ``tokens``, one for each position of the input,
 int64 of shape (T,), -100 where none is asked for; ``mask``, one of C classes for each pixel or voxel, int64 of shape
 (H, W) or (H, W, D), -100 where none counts; ``survival``, a time of at least 0, and whether the event was seen then
 (1) or was not seen until then (0), float32 of shape (2,); ``preference``, for each position of two texts, the preferred
 one first, the next token of the answer, int64 of shape (2, T), -100 where none is asked for; ``ranking``, which of the
-items in the row a user chose, int64: 0, for it is the first."""
+items in the row a user chose, int64: 0, for it is the first; ``nodes``, one of C classes for each node of a graph,
+int64 of shape (n,), -100 where none counts."""
 
 BYTE_TOKENS, END_OF_BYTES = 258, 1
 """How many tokens there are of bytes: 0 fills up, 1 ends a text, and the bytes are 2 to 257."""
@@ -37,17 +38,23 @@ def text_of_bytes(tokens: Iterable[int]) -> str:
     return bytes(token - 2 for token in tokens if token >= 2).decode(errors="replace")
 
 
+Kind = Literal["image", "tokens", "graph"]
+"""What inputs are; see :class:`InputSpec`."""
+
+
 @dataclass(frozen=True)
 class InputSpec:
     """What a model must know of the data.
 
     Attributes:
-        kind: ``image`` (float32 inputs, in [0, 1] unless normalized; also vectors of any numbers) or ``tokens`` (int64
-            indices).
+        kind: ``image`` (float32 inputs, in [0, 1] unless normalized; also vectors of any numbers), ``tokens`` (int64
+            indices) or ``graph`` (float32 inputs: row i has the weights of node i's edges to all nodes, and then its
+            numbers, of which the first is 1 for a node that exists; rows and columns of others are 0).
         shape: shape of one input, e.g. ``(1, 28, 28)``, ``(80,)`` for tokens, ``(2, 80)`` for pairs of texts or
-            ``(60,)`` for vectors; of ranking how many items a row has.
-        num_classes: number of outputs: classes (of a sample, or of each pixel), labels, values to predict, or tokens to
-            choose from; 1 of survival, the risk, and of ranking, the score of an item.
+            ``(60,)`` for vectors; of ranking how many items a row has; of graphs ``(n, n + d)`` for at most n nodes
+            with d numbers each.
+        num_classes: number of outputs: classes (of a sample, or of each pixel or node), labels, values to predict, or
+            tokens to choose from; 1 of survival, the risk, and of ranking, the score of an item.
         vocabulary: number of distinct tokens, or items; 0 for images.
         target: what is known of a sample.
         padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
@@ -55,7 +62,7 @@ class InputSpec:
             there are. A row that has none of them has a value that is not known.
     """
 
-    kind: Literal["image", "tokens"]
+    kind: Kind
     shape: tuple[int, ...]
     num_classes: int
     vocabulary: int = 0
@@ -68,14 +75,15 @@ class InputSpec:
         """Shape of what is known of one sample: () for a class."""
         count = (self.num_classes,)
         known = {"class": (), "ranking": (), "labels": count, "values": count, "mask": self.shape[1:], "survival": (2,)}
+        known["nodes"] = self.shape[:1]
         return known.get(self.target, self.shape)
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where a model has outputs: the shape of positions, items or pixels; () where it has one row a sample."""
+        """Where a model has outputs: shape of positions, items, pixels or nodes; () where it has one row a sample."""
         if self.target == "ranking":
             return self.shape
-        return self.target_shape if self.target in ("tokens", "mask") else ()
+        return self.target_shape if self.target in ("tokens", "mask", "nodes") else ()
 
     @property
     def of_model(self) -> Self:
@@ -97,6 +105,9 @@ class InputSpec:
             filled = "" if self.padding is None else f", filled up with token {self.padding}"
             pairs = "pairs of " * (self.target == "preference")
             inputs = f"{pairs}texts of {self.shape[-1]} tokens, of {self.vocabulary} distinct ones{filled},"
+        elif self.kind == "graph":
+            numbers = self.shape[1] - self.shape[0] - 1
+            inputs = f"graphs of at most {self.shape[0]} nodes with {numbers} number{'s' * (numbers != 1)} each,"
         elif len(self.shape) == 1:
             inputs = f"vectors of {self.shape[0]} numbers"
         else:
@@ -109,6 +120,7 @@ class InputSpec:
             "tokens": "the next token to predict at each position",
             "preference": "the first text preferred to the second",
             "ranking": "the first one chosen by a user",
+            "nodes": f"one of {self.num_classes} classes of each node",
             "mask": f"one of {self.num_classes} classes at each {'pixel' if len(self.shape) == 3 else 'voxel'}",
         }
         return f"{inputs} with {learned[self.target]}"

@@ -18,7 +18,7 @@ from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.examples import SPLITS, Examples
 
 _log = logging.getLogger(__name__)
-_NUMBER_BYTES = {"image": 4, "tokens": 8}
+_NUMBER_BYTES = {"image": 4, "tokens": 8, "graph": 4}
 _OFFICIAL = -2
 """Takes the place of a client in the cache keys of pieces of the official test part."""
 

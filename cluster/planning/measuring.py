@@ -163,4 +163,4 @@ def _saving(planned: ExperimentConfig, saving: ExperimentConfig) -> ExperimentCo
 
 def sample_bytes(spec: InputSpec) -> int:
     """Bytes of a sample on a device, with its label."""
-    return math.prod(spec.shape) * (4 if spec.kind == "image" else 8) + _LABEL_BYTES
+    return math.prod(spec.shape) * (8 if spec.kind == "tokens" else 4) + _LABEL_BYTES

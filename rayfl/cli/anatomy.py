@@ -154,6 +154,7 @@ def _write(path: Path, spec: InputSpec) -> None:
     """Two clients with a few random samples."""
     from rayfl.data.files.natural_file import NaturalHeader, write_natural
     from rayfl.data.files.targets import to_column
+    from rayfl.models.tryout import made_up_inputs
 
     tokens = spec.kind == "tokens"
     header = NaturalHeader(
@@ -170,10 +171,7 @@ def _write(path: Path, spec: InputSpec) -> None:
     def tables() -> Iterator[pa.Table]:
         for client in range(_CLIENTS):
             size = _TRAIN + _TEST
-            x = generator.integers(0, spec.vocabulary, (size, *spec.shape)) if tokens else generator.random(
-                (size, *spec.shape)
-            )  # fmt: skip
-            flat = x.reshape(-1).astype(header.storage)
+            flat = made_up_inputs(spec, client, size).numpy().reshape(-1).astype(header.storage)
             columns = [
                 pa.array([str(client)] * size),
                 pa.array(["train"] * _TRAIN + ["test"] * _TEST),
@@ -190,7 +188,7 @@ def _targets(spec: InputSpec, size: int, generator: np.random.Generator) -> np.n
         return np.arange(size) % spec.num_classes
     if spec.target == "survival":
         return np.ones((size, *spec.target_shape))
-    high = spec.num_classes if spec.target in ("tokens", "preference", "mask") else 2
+    high = spec.num_classes if spec.target in ("tokens", "preference", "mask", "nodes") else 2
     return generator.integers(0, high, (size, *spec.target_shape))
 
 

@@ -116,7 +116,10 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
     _check_noise(config, spec)
 
     def moments() -> Moments:
-        return moments_of(x) if samples.moments is None else samples.moments
+        if samples.moments is not None:
+            return samples.moments
+        assert isinstance(x, np.ndarray)  # graphs have none
+        return moments_of(x)
 
     preprocess = config.transform.build(spec, moments)
     if isinstance(config.partition, FilePartition):
@@ -178,7 +181,7 @@ def _check_noise(config: DataSections, spec: InputSpec) -> None:
 
 
 def _one_at_each_pixel(spec: InputSpec) -> str:
-    return "one at each pixel" if spec.target == "mask" else ""
+    return {"mask": "one at each pixel", "nodes": "one of each node"}.get(spec.target, "")
 
 
 def _natural(config: DataSections) -> NaturalPartition:

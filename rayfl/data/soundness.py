@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor, isfinite
 
+from rayfl.data.graphs import check_graphs
 from rayfl.errors import DataError
 from rayfl.examples import Examples, InputSpec, Target
 from rayfl.metrics.language import IGNORED
@@ -50,6 +51,15 @@ SURVIVAL = ("a finite time of at least 0", "1 (the event was seen at that time) 
 """What the two targets of survival must be."""
 
 
+_AT_PLACES = {
+    "tokens": ("a token to predict", "tokens"),
+    "preference": ("a token to predict", "tokens"),
+    "mask": ("a class of the mask", "classes"),
+    "nodes": ("a class of a node", "classes"),
+}
+"""What targets at several places of a sample are, and what they are chosen from."""
+
+
 def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> None:
     """Makes sure that targets are what their data set says: classes and tokens in range, labels 0 or 1, numbers finite.
 
@@ -61,9 +71,8 @@ def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> Non
     if spec.target == "ranking":
         _check_range(y, 1, f"{whose}: the place of the chosen item", "place", first)
         return
-    if spec.target in ("tokens", "preference", "mask"):
-        of_mask = spec.target == "mask"
-        what, kind = ("a class of the mask", "classes") if of_mask else ("a token to predict", "tokens")
+    if spec.target in ("tokens", "preference", "mask", "nodes"):
+        what, kind = _AT_PLACES[spec.target]
         _check_range(y.masked_fill(y == IGNORED, 0), spec.num_classes, f"{whose}: {what}", kind, first)
         return
     wrong = unfit_targets(y.numpy(), spec.target)
@@ -78,9 +87,11 @@ def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> Non
 
 
 def check_inputs(x: Tensor, spec: InputSpec, whose: str, first: int = 0) -> None:
-    """Makes sure that tokens are in range; arguments and errors as for :func:`check_examples`."""
+    """Makes sure that tokens are in range and graphs are sound; arguments, errors as for :func:`check_examples`."""
     if spec.kind == "tokens":
         _check_range(x, spec.vocabulary, f"{whose}: a token", "tokens", first)
+    if spec.kind == "graph":
+        check_graphs(x, whose, first)
 
 
 def check_finite(x: Tensor, whose: str) -> None:

@@ -11,12 +11,17 @@ from rayfl.examples import InputSpec
 from rayfl.models.base import Network
 
 
-def made_up_inputs(spec: InputSpec, seed: int) -> Tensor:
-    """Two random inputs, shape (2, *input shape)."""
+def made_up_inputs(spec: InputSpec, seed: int, count: int = 2) -> Tensor:
+    """Random inputs, shape (count, *input shape)."""
     generator = torch.Generator().manual_seed(seed)
     if spec.kind == "tokens":
-        return torch.randint(spec.vocabulary, (2, *spec.shape), generator=generator)
-    return torch.rand(2, *spec.shape, generator=generator)
+        return torch.randint(spec.vocabulary, (count, *spec.shape), generator=generator)
+    x = torch.rand(count, *spec.shape, generator=generator)
+    if spec.kind == "graph":  # symmetric, and all nodes exist
+        nodes = spec.shape[0]
+        x[..., :nodes] = x[..., :nodes] + x[..., :nodes].transpose(1, 2)
+        x[..., nodes] = 1
+    return x
 
 
 def try_out(network: Network, spec: InputSpec, model: str) -> None:

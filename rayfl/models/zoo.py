@@ -13,6 +13,7 @@ from rayfl.models.bags import AttentionPooling
 from rayfl.models.base import Network
 from rayfl.models.convolutional import TFCNN, LeafCNN, ReddiCNN, TwoCNN
 from rayfl.models.custom import CustomModel, named_by_object
+from rayfl.models.graphs import GCNModel, GINModel
 from rayfl.models.mobile import MobileNet
 from rayfl.models.perceptron import TabularMLP, TwoNN
 from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
@@ -37,6 +38,8 @@ __all__ = [
     "CharLSTM",
     "CustomModel",
     "FastText",
+    "GCNModel",
+    "GINModel",
     "HarCNN",
     "Initialization",
     "LeafCNN",
@@ -72,6 +75,8 @@ _Union = Union[  # noqa: UP007
     WindowModel,
     MatrixFactorization,
     NeuralCF,
+    GCNModel,
+    GINModel,
     SuPerFedCNN,
     SuPerFedTwoCNN,
     SimpleCNN,

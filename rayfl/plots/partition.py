@@ -40,6 +40,7 @@ KINDS: dict[Target, str] = {
     "survival": "tenth of the range of times",
     "preference": "pair of texts",
     "ranking": "interaction",
+    "nodes": "class",
 }
 """What the rows of a picture are, by what is known of a sample."""
 
@@ -47,13 +48,13 @@ KINDS: dict[Target, str] = {
 def label_matrix(dataset: FederatedDataset) -> np.ndarray:
     """Samples by client and class over all splits, int64 of shape (K, num_classes).
 
-    A sample with several labels, or classes in its mask, counts for each. Where a sample has numbers, or the time of an
-    event, the columns are tenths of the range of the first number. Where it is a text, or a pair of texts, there is one
-    column.
+    A sample with several labels, or classes in its mask or of its nodes, counts for each. Where a sample has numbers,
+    or the time of an event, the columns are tenths of the range of the first number. Where it is a text, or a pair of
+    texts, there is one column.
     """
     spec = dataset.spec
     targets = [np.concatenate(list(dataset.labels(client).values())) for client in range(dataset.num_clients)]
-    if spec.target in ("labels", "mask"):
+    if spec.target in ("labels", "mask", "nodes"):
         return np.stack([present(labels, spec).sum(0) for labels in targets])
     if spec.target in ("tokens", "preference"):
         return np.array([[len(tokens)] for tokens in targets])

@@ -16,9 +16,10 @@ def check_attack(run: RunFolder, client: int, labels: Labels) -> None:
     """
     config, task, spec = run.config, run.parts.task, run.parts.dataset.spec
     method, train, network = config.algorithm, config.train, task.network
-    if spec.kind == "tokens":
+    if spec.kind != "image":
+        inputs = "tokens" if spec.kind == "tokens" else "graphs, with edges that are there or not"
         raise ConfigError(
-            f"{run.uri}: its inputs are tokens, which no gradient leads to; invert is for images and vectors"
+            f"{run.uri}: its inputs are {inputs}, which no gradient leads to; invert is for images and vectors"
         )
     if task.name != "classification":
         raise ConfigError(f"{run.uri} is a run of {task.name}; invert is for task=classification")

@@ -27,7 +27,7 @@ from rayfl.data.files.whole import new_file
 from rayfl.data.images.images import decode_images
 from rayfl.data.images.moments import Moments
 from rayfl.errors import DataError
-from rayfl.examples import InputSpec, Target
+from rayfl.examples import InputSpec, Kind, Target
 
 METADATA_KEY = b"rayfl"
 VERSION = 2
@@ -64,7 +64,7 @@ class NaturalHeader(BaseModel):
     format: Literal["natural"] = "natural"
     version: int = 1
     kind: str
-    input: Literal["image", "tokens"]
+    input: Kind
     shape: tuple[int, ...]
     num_classes: int
     vocabulary: int = 0

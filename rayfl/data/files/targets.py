@@ -19,7 +19,9 @@ def target_field(spec: InputSpec, of_class: pa.DataType) -> pa.Field:
     """
     if spec.target in ("class", "ranking"):
         return pa.field("y", of_class, nullable=False)
-    value = {"tokens": pa.int32(), "preference": pa.int32(), "mask": pa.int16()}.get(spec.target, pa.float32())
+    value = {"tokens": pa.int32(), "preference": pa.int32(), "mask": pa.int16(), "nodes": pa.int16()}.get(
+        spec.target, pa.float32()
+    )
     item = pa.field("item", value, nullable=False)
     return pa.field("y", pa.list_(item, math.prod(spec.target_shape)), nullable=False)
 

@@ -97,7 +97,11 @@ class AugmentConfig(BaseModel):
                 "and rotate"
             )
         if self._moves and (spec.kind != "image" or len(spec.shape) != 3):
-            what = "tokens" if spec.kind != "image" else f"vectors or arrays of the shape {spec.shape}"
+            what = (
+                f"{spec.kind.removesuffix('s')}s"
+                if spec.kind != "image"
+                else f"vectors or arrays of the shape {spec.shape}"
+            )
             raise ConfigError(
                 f"augment: only images (channels, rows, columns) can be augmented, but the inputs are {what}; leave "
                 "out the section augment"

@@ -65,7 +65,9 @@ class TransformConfig(BaseModel):
         if self == TransformConfig():
             return Preprocessing(stored)
         if stored.kind != "image":
-            raise ConfigError(f"transform: the inputs are {stored.kind}, which can be neither resized nor normalized")
+            raise ConfigError(
+                f"transform: the inputs are {stored.kind.removesuffix('s')}s, which cannot be resized or normalized"
+            )
         if self.resize is not None and len(stored.shape) != 3:
             raise ConfigError(f"transform.resize: inputs of the shape {stored.shape} are not (channels, height, width)")
         if self.resize is not None and stored.target == "mask":

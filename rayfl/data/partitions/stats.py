@@ -82,7 +82,7 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
         labels = np.concatenate(list(dataset.labels(client).values()))
         if spec.target == "class":
             counts = np.bincount(_in_range(labels, spec.num_classes, name), minlength=spec.num_classes)
-        elif spec.target in ("labels", "mask"):
+        elif spec.target in ("labels", "mask", "nodes"):
             counts = present(labels, spec).sum(0)
         else:
             if names and len(labels):
@@ -92,7 +92,7 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
             continue
         label_counts += counts
         classes[client] = np.count_nonzero(counts)
-    labelled = spec.target in ("class", "labels", "mask")
+    labelled = spec.target in ("class", "labels", "mask", "nodes")
     return DatasetStats(
         num_clients=dataset.num_clients,
         samples={split: int(total) for split, total in zip(SPLITS, sizes.sum(axis=0), strict=True)},
@@ -112,7 +112,7 @@ def _value_names(spec: InputSpec) -> tuple[str, ...]:
 
 
 def present(targets: np.ndarray, spec: InputSpec) -> np.ndarray:
-    """Returns which samples have which labels, or classes at some pixel: bool of shape (n, num_classes)."""
+    """Returns which samples have which labels, or classes at some pixel or node: bool of shape (n, num_classes)."""
     if spec.target == "labels":
         return targets > 0
     rows = targets.reshape(len(targets), -1)

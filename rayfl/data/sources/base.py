@@ -15,6 +15,7 @@ from rayfl.data.federated import FederatedDataset
 from rayfl.data.files.content import Content, unknown
 from rayfl.data.files.natural_file import open_natural
 from rayfl.data.files.records import read_record
+from rayfl.data.graphs import GraphRows
 from rayfl.data.images.moments import Moments
 from rayfl.data.sources.remarks import Remark
 from rayfl.data.tables import TableOptions
@@ -28,7 +29,7 @@ class Samples:
     """Samples in two arrays, which may be memory-mapped and read-only.
 
     Attributes:
-        x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255.
+        x: inputs of shape (N, *spec.shape), float32, or uint8 standing for x / 255; graphs may be kept as edges.
         y: labels, int64 of shape (N,); or other targets, of shape (N, *spec.target_shape).
         spec: shape and kind of the inputs.
         clients: whose each sample is, N names, for samples that come with clients.
@@ -40,7 +41,7 @@ class Samples:
         content: gives the checksum of the samples, where they may be others at the next start.
     """
 
-    x: np.ndarray
+    x: np.ndarray | GraphRows
     y: np.ndarray
     spec: InputSpec
     clients: np.ndarray | None = None

@@ -94,10 +94,13 @@ class CustomSource(Source):
                 raise DataError(f"{whose}: {what} of Samples is a {type(array).__name__}; needed is a NumPy array")
         count = len(made.x)
         names = None if made.clients is None else _names(made.clients, count, whose)
-        if made.table is None and made.x.dtype.kind == "f":  # in tables NaN stands for what is missing
-            self._check_finite(made.x, names)
-        if made.spec.kind == "tokens" and made.x.dtype.kind in "iu":
-            check_inputs(torch.from_numpy(made.x.astype(np.int64)), made.spec, whose)
+        x = np.asarray(made.x)
+        if made.table is None and x.dtype.kind == "f":  # in tables NaN stands for what is missing
+            self._check_finite(x, names)
+        if made.spec.kind == "tokens" and x.dtype.kind in "iu":
+            check_inputs(torch.from_numpy(x.astype(np.int64)), made.spec, whose)
+        if made.spec.kind == "graph" and x.dtype == np.float32 and x.shape[1:] == made.spec.shape:
+            check_inputs(torch.from_numpy(x), made.spec, whose)
         if made.domain is not None:
             domain, known = np.asarray(made.domain), len(made.domains)
             fits = domain.dtype.kind in "iu" and domain.shape == (count,)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rayfl.data.federated import FederatedDataset, OnDemand
+from rayfl.data.graphs import GraphRows
 from rayfl.data.images.transform import Preprocessing
 from rayfl.data.partitions.holdout import HoldoutConfig, split_client
 from rayfl.data.partitions.noise import LabelNoise
@@ -44,7 +45,7 @@ class PooledDataset(FederatedDataset):
 
     def __init__(
         self,
-        x: np.ndarray,
+        x: np.ndarray | GraphRows,
         y: np.ndarray,
         spec: InputSpec,
         parts: Sequence[np.ndarray | Places],
@@ -60,7 +61,8 @@ class PooledDataset(FederatedDataset):
         self.spec = self.preprocess.spec
         self.names = tuple(str(client) for client in range(len(parts))) if names is None else tuple(names)
         self._x = x
-        self.reads_ahead = not x.flags.writeable  # read in place, from a file
+        # From a file that is read in place, or made of edges.
+        self.reads_ahead = isinstance(x, GraphRows) or not x.flags.writeable
         self._y = y
         self._splits = [
             self._split(client, indices, holdout, streams.generator("holdout", client=client))
@@ -128,12 +130,14 @@ class PooledDataset(FederatedDataset):
         return Examples(torch.from_numpy(self.preprocess(self._x[indices])), torch.from_numpy(targets))
 
 
-def _check_arrays(x: np.ndarray, y: np.ndarray, spec: InputSpec) -> None:
+def _check_arrays(x: np.ndarray | GraphRows, y: np.ndarray, spec: InputSpec) -> None:
     of_tokens = spec.kind == "tokens"
-    if not np.issubdtype(x.dtype, np.integer) if of_tokens else x.dtype not in (np.uint8, np.float32):
+    floats = (np.float32,) if spec.kind == "graph" else (np.uint8, np.float32)
+    if not np.issubdtype(x.dtype, np.integer) if of_tokens else x.dtype not in floats:
         wanted = "int64 (tokens)" if of_tokens else "uint8 (pixels 0..255) or float32"
+        wanted = "float32 (graphs)" if spec.kind == "graph" else wanted
         raise DataError(f"x has the type {x.dtype}; convert it to {wanted}")
-    integers = {"tokens": "i", "preference": "i", "mask": "iu"}.get(spec.target, "")
+    integers = {"tokens": "i", "preference": "i", "mask": "iu", "nodes": "i"}.get(spec.target, "")
     if y.dtype.kind not in integers if integers else y.dtype != spec.target_type:
         raise DataError(f"y has the type {y.dtype}; convert it to {np.dtype(spec.target_type)}")
     if x.shape[1:] != spec.shape or y.shape != (len(x), *spec.target_shape):

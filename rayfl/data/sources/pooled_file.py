@@ -27,7 +27,7 @@ from rayfl.data.files.whole import new_file
 from rayfl.data.images.moments import Moments, moments_of
 from rayfl.data.sources.base import Samples
 from rayfl.errors import DataError
-from rayfl.examples import InputSpec, Target
+from rayfl.examples import InputSpec, Kind, Target
 
 VERSION = 1
 _HASHED_ROWS = 8192
@@ -80,7 +80,7 @@ class PooledHeader(BaseModel):
     source: str
     sha256: str
     target: Target = "class"
-    input: Literal["image", "tokens"] = "image"
+    input: Kind = "image"
     vocabulary: int = 0
     padding: int | None = None
     domains: dict[str, dict[str, int]] = {}

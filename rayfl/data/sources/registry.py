@@ -23,6 +23,7 @@ from rayfl.data.sources.instructions import InstructionsSource
 from rayfl.data.sources.interactions import InteractionsSource, SyntheticInteractionsSource
 from rayfl.data.sources.isic import Isic2019Source
 from rayfl.data.sources.made_up import SyntheticLabelsSource, SyntheticSurvivalSource, SyntheticTextSource
+from rayfl.data.sources.made_up_graphs import SyntheticGraphsSource
 from rayfl.data.sources.made_up_instructions import SyntheticInstructionsSource
 from rayfl.data.sources.made_up_masks import SyntheticMasksSource
 from rayfl.data.sources.made_up_preferences import SyntheticPreferencesSource
@@ -35,6 +36,7 @@ from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, 
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tiny_imagenet import TinyImageNetSource
+from rayfl.data.sources.tu_graphs import TuGraphsSource
 from rayfl.data.sources.vision import FashionMnistSource, MnistSource, SvhnSource
 
 DatasetConfig = Annotated[
@@ -71,6 +73,7 @@ DatasetConfig = Annotated[
         SyntheticInstructionsSource,
         SyntheticPreferencesSource,
         SyntheticInteractionsSource,
+        SyntheticGraphsSource,
         ParquetSource,
         ArraysSource,
         ImageFolderSource,
@@ -78,6 +81,7 @@ DatasetConfig = Annotated[
         InstructionsSource,
         PreferencesSource,
         InteractionsSource,
+        TuGraphsSource,
         CustomSource,
     ],
     Field(discriminator="name"),

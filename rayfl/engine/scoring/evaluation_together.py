@@ -178,7 +178,7 @@ def _parts(
 
 def _outputs(task: NetworkTask, examples: Examples) -> int:
     """Returns the bytes of one sample's predictions, if all are computed at once."""
-    positions = examples.y[0].numel() if task.target in ("tokens", "mask", "preference") else 1
+    positions = examples.y[0].numel() if task.target in ("tokens", "mask", "preference", "nodes") else 1
     if task.target == "ranking":
         positions = examples.x[0].numel()
     return 0 if task.network.output_rows is not None else 4 * positions * task.network.head_shape[0]
