@@ -78,7 +78,7 @@ class FedPub(Averaging):
     mask_weight: float = setting(1e-3, "lambda_1", "weight of the masks' absolute values", ge=0)
     proximal_weight: float = setting(1e-3, "lambda_2", "weight of the distance to the received mixture", ge=0)
     threshold: float = setting(1e-3, "", "elements of a mask that are smaller count as 0 in evaluations", ge=0)
-    proxies: int = setting(100, "", "random inputs of an embedding", ge=1)
+    proxies: int = setting(100, "", "random inputs of an embedding; of graphs, their nodes", ge=1)
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model, task = server["model"], clients.task

@@ -17,6 +17,7 @@ from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.models.factorization import OWN_FACTORS
 from rayfl.models.recommenders import USER
+from rayfl.models.structural import STRUCTURE
 from rayfl.objectives import TRAINED, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Model, Predictor, Task
@@ -45,6 +46,7 @@ class PartialModel(Averaging):
         "own_factors",
         "own_factors_and_head",
         "user",
+        "structure",
     ] = setting(
         "last_layer",
         "K_P",
@@ -52,7 +54,7 @@ class PartialModel(Averaging):
         "net; the SuPerFed tables), nothing, or everything; of a pretrained model's adapters one factor, both, or B "
         "with the last layers (in FedPer: FedSA-LoRA); the second factors of model.factorize=pfedpara, without or with "
         "the last layer (in FedPer: pFedPara); the vectors of the user in a model that recommends (in FedPer: FCF, "
-        "FedNCF); the rest is the body",
+        "FedNCF); what reads the structure of graphs (in LG-FedAvg: FedStar); the rest is the body",
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
@@ -72,6 +74,11 @@ class PartialModel(Averaging):
             raise ConfigError(
                 "algorithm.head_group=user is for models with vectors of a user, and this model has none: set "
                 "model=neural_cf or model=matrix_factorization, or head_group=last_layer"
+            )
+        if self.head_group == STRUCTURE and STRUCTURE not in task.network.groups:
+            raise ConfigError(
+                "algorithm.head_group=structure is for models with a channel that reads the structure of graphs, and "
+                "this model has none: set model=structural_gin, or head_group=last_layer"
             )
         if self.head_group in _OF_FACTORS:
             check_low_rank(f"algorithm.head_group={self.head_group}", task.network)
@@ -100,7 +107,7 @@ class PartialModel(Averaging):
             "lora_b_and_head": network.groups.get("lora_b", ()) + network.groups.get("head", ()),
             "own_factors": own,
             "own_factors_and_head": own + network.head_names,
-            USER: network.groups.get(USER, ()),
+            **{name: network.groups.get(name, ()) for name in (USER, STRUCTURE)},
         }
         return groups[self.head_group]
 

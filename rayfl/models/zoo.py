@@ -22,6 +22,7 @@ from rayfl.models.recommenders import MatrixFactorization, NeuralCF
 from rayfl.models.recurrent import CharLSTM
 from rayfl.models.residual import ResNet9
 from rayfl.models.sensors import HarCNN
+from rayfl.models.structural import StructuralGIN
 from rayfl.models.timm_models import TimmModel
 from rayfl.models.tokens import FastText, WindowModel
 from rayfl.models.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
@@ -53,6 +54,7 @@ __all__ = [
     "ResNet18",
     "SimpleCNN",
     "SqueezeNet",
+    "StructuralGIN",
     "SuPerFedCNN",
     "SuPerFedTwoCNN",
     "TabularMLP",
@@ -77,6 +79,7 @@ _Union = Union[  # noqa: UP007
     NeuralCF,
     GCNModel,
     GINModel,
+    StructuralGIN,
     SuPerFedCNN,
     SuPerFedTwoCNN,
     SimpleCNN,

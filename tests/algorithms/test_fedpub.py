@@ -161,3 +161,11 @@ def test_random_inputs_are_as_the_network_takes_them() -> None:
     assert tokens.shape == (50, 7) and tokens.dtype == torch.int64 and set(tokens.flatten().tolist()) == set(range(11))
     numbers = random_inputs(InputSpec("image", (1, 9, 9), 4), 50, np.random.default_rng(0))
     assert numbers.shape == (50, 1, 9, 9) and abs(float(numbers.mean())) < 0.05 and abs(float(numbers.std()) - 1) < 0.05
+
+
+def test_random_graphs_are_symmetric_and_have_as_many_nodes_as_are_asked_for() -> None:
+    graphs = random_inputs(InputSpec("graph", (6, 9), 2), 50, np.random.default_rng(0))
+    edges, numbers = graphs[..., :6], graphs[..., 6:]
+    assert len(graphs) == 9 and (edges == edges.transpose(1, 2)).all() and not edges.diagonal(dim1=1, dim2=2).any()
+    assert 0.02 < float(edges.mean()) < 0.2 and set(edges.unique().tolist()) == {0.0, 1.0}
+    assert (numbers[..., 0] == 1).all() and abs(float(numbers[..., 1:].mean())) < 0.3
