@@ -23,6 +23,9 @@ class LGFedAvg(PartialModel):
     and the latest model is evaluated. The official SuPerFed code shares all fully connected layers: ``head_group``
     ``classifier_block``. FL-bench shares the first layers, which is the opposite of this method.
 
+    With ``model=structural_gin`` and ``head_group`` ``structure`` clients share what reads the structure of graphs, and
+    keep what reads their nodes' numbers: FedStar (Tan et al., AAAI 2023).
+
     References:
         Liang, Liu, Liu, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated
         Learning with Local and Global Representations, NeurIPS 2019 Workshop on Federated Learning
