@@ -63,6 +63,9 @@ class SweepProgress:
             def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 progress.completed(running[trial.config["trial"]], trial.last_result)
 
+            def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+                progress.died(running[trial.config["trial"]], _reason(trial))
+
             def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
                 progress.failed(running[trial.config["trial"]], _reason(trial))
 
@@ -117,6 +120,11 @@ class SweepProgress:
             return []
         metric = self._measure.shown
         return [f"{self._measure.judge} {metric.label} {metric.told(result[OBJECTIVE])}"]
+
+    def died(self, trial: Trial, reason: str) -> None:
+        """Reports that an experiment's process has died, and that another one will go on with it."""
+        if trial.name in self._left:
+            self._say(f"its process died, and goes on from its last commit: {self._sweep.described(trial)} ({reason})")
 
     def failed(self, trial: Trial, reason: str) -> None:
         """Reports that an experiment has failed."""

@@ -160,6 +160,8 @@ def _run(
                 verbose=0,
                 callbacks=[progress.callback(tune, running)],
                 stop=_stopper(tune, stop),
+                # A process that dies, as with its node, goes on from its last commit in another one.
+                failure_config=tune.FailureConfig(max_failures=running[0].config.max_failures),
             ),
         )
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)

@@ -83,6 +83,8 @@ def run_trial(
             report({ROUND: result.rounds_completed})
     except RayflError as error:
         report({ROUND: 0, FAILURE: str(error)})
+    except Exception as error:  # Ray Tune would take it for the death of the process, and try again
+        report({ROUND: 0, FAILURE: f"{type(error).__name__}: {error}"})
 
 
 def with_memory_of_trial(cluster: ClusterConfig, neighbours: int) -> ClusterConfig:

@@ -110,12 +110,23 @@ def test_an_experiment_that_fails_leaves_the_others_and_is_run_again(local_ray: 
 
 @pytest.mark.slow
 def test_an_experiment_whose_process_dies_is_one_that_failed(local_ray: None, tmp_path: Path) -> None:
-    content = small_experiment(tmp_path, "sweep", "fedavg")
+    content = small_experiment(tmp_path, "sweep", "fedavg") | {"max_failures": 0}
     deadly = "{name: 'tests.support.faulty:Faulty', failing: [[1, 0], [1, 1], [1, 2], [1, 3], [1, 4]], how: die}"
     space = parse_space([f"algorithm=fedavg,{deadly}", "train.momentum=0"])
     result = run_sweep(plan_sweep(Experiment, content, space, None, 0), SweepOptions(at_once=2), lambda line: None)
     assert statuses(result) == ["finished", "failed"]
     assert result.trials.column("reason")[1].as_py()
+
+
+@pytest.mark.slow
+def test_an_experiment_whose_process_died_once_goes_on(local_ray: None, tmp_path: Path) -> None:
+    content = small_experiment(tmp_path, "sweep", "fedavg") | {"max_failures": 1}
+    failing = f"failing: [[2, 0], [2, 1], [2, 2], [2, 3], [2, 4]], how: die, marker: {tmp_path / 'died'}"
+    space = parse_space([f"algorithm={{name: 'tests.support.faulty:Faulty', {failing}}}", "train.momentum=0"])
+    said: list[str] = []
+    result = run_sweep(plan_sweep(Experiment, content, space, None, 0), SweepOptions(at_once=1), said.append)
+    assert statuses(result) == ["finished"] and (tmp_path / "died").exists()
+    assert sum("its process died, and goes on from its last commit" in line for line in said) == 1
 
 
 @pytest.mark.slow
