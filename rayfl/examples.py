@@ -14,14 +14,15 @@ SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""
 
-Target = Literal["class", "labels", "values", "tokens", "mask", "survival", "preference", "ranking"]
+Target = Literal["class", "labels", "values", "tokens", "mask", "survival", "preference", "ranking", "forecast"]
 """What is known of a sample: ``class``, one of C, int64; ``labels``, each of L that it has or not, float32 of shape
 (L,), 0 or 1; ``values``, D numbers to predict, float32 of shape (D,); ``tokens``, one for each position of the input,
 int64 of shape (T,), -100 where none is asked for; ``mask``, one of C classes for each pixel or voxel, int64 of shape
 (H, W) or (H, W, D), -100 where none counts; ``survival``, a time of at least 0, and whether the event was seen then
 (1) or was not seen until then (0), float32 of shape (2,); ``preference``, for each position of two texts, the preferred
 one first, the next token of the answer, int64 of shape (2, T), -100 where none is asked for; ``ranking``, which of the
-items in the row a user chose, int64: 0, for it is the first."""
+items in the row a user chose, int64: 0, for it is the first; ``forecast``, the D numbers that follow a window of
+series, and what a naive forecast says of them, float32 of shape (2, D)."""
 
 BYTE_TOKENS, END_OF_BYTES = 258, 1
 """How many tokens there are of bytes: 0 fills up, 1 ends a text, and the bytes are 2 to 257."""
@@ -47,12 +48,15 @@ class InputSpec:
         shape: shape of one input, e.g. ``(1, 28, 28)``, ``(80,)`` for tokens, ``(2, 80)`` for pairs of texts or
             ``(60,)`` for vectors; of ranking how many items a row has.
         num_classes: number of outputs: classes (of a sample, or of each pixel), labels, values to predict, or tokens to
-            choose from; 1 of survival, the risk, and of ranking, the score of an item.
+            choose from; 1 of survival, the risk, and of ranking, the score of an item; of forecasts series times times.
         vocabulary: number of distinct tokens, or items; 0 for images.
         target: what is known of a sample.
         padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
         categories: of rows of a table, by categorical column: where its values' columns of 0 and 1 begin, and how many
             there are. A row that has none of them has a value that is not known.
+        horizon: of windows of series, inputs of shape (series, 1, times), how many times are forecast of the first
+            ``num_classes / horizon`` series; 0 where inputs are none.
+        scaled: whether targets are scaled by deviations, so that errors are not in the units of the data.
     """
 
     kind: Literal["image", "tokens"]
@@ -62,12 +66,15 @@ class InputSpec:
     target: Target = "class"
     padding: int | None = None
     categories: tuple[tuple[int, int], ...] = ()
+    horizon: int = 0
+    scaled: bool = False
 
     @property
     def target_shape(self) -> tuple[int, ...]:
         """Shape of what is known of one sample: () for a class."""
         count = (self.num_classes,)
         known = {"class": (), "ranking": (), "labels": count, "values": count, "mask": self.shape[1:], "survival": (2,)}
+        known["forecast"] = (2, *count)
         return known.get(self.target, self.shape)
 
     @property
@@ -76,6 +83,11 @@ class InputSpec:
         if self.target == "ranking":
             return self.shape
         return self.target_shape if self.target in ("tokens", "mask") else ()
+
+    @property
+    def forecast_series(self) -> int:
+        """Of windows of series, how many of them are forecast; else 0."""
+        return self.num_classes // self.horizon if self.horizon else 0
 
     @property
     def of_model(self) -> Self:
@@ -87,7 +99,7 @@ class InputSpec:
     @property
     def target_type(self) -> type[np.generic]:
         """In what numbers it is stored: int64 or float32."""
-        return np.float32 if self.target in ("labels", "values", "survival") else np.int64
+        return np.float32 if self.target in ("labels", "values", "survival", "forecast") else np.int64
 
     def words(self) -> str:
         """Says for messages what the inputs are, and what is learned of each."""
@@ -97,6 +109,8 @@ class InputSpec:
             filled = "" if self.padding is None else f", filled up with token {self.padding}"
             pairs = "pairs of " * (self.target == "preference")
             inputs = f"{pairs}texts of {self.shape[-1]} tokens, of {self.vocabulary} distinct ones{filled},"
+        elif self.horizon:
+            inputs = f"windows of {self.shape[-1]} times of {self.shape[0]} series"
         elif len(self.shape) == 1:
             inputs = f"vectors of {self.shape[0]} numbers"
         else:
@@ -109,6 +123,7 @@ class InputSpec:
             "tokens": "the next token to predict at each position",
             "preference": "the first text preferred to the second",
             "ranking": "the first one chosen by a user",
+            "forecast": f"{self.horizon} times of {self.forecast_series} series to forecast each",
             "mask": f"one of {self.num_classes} classes at each {'pixel' if len(self.shape) == 3 else 'voxel'}",
         }
         return f"{inputs} with {learned[self.target]}"

@@ -13,7 +13,9 @@ from rayfl.models.bags import AttentionPooling
 from rayfl.models.base import Network
 from rayfl.models.convolutional import TFCNN, LeafCNN, ReddiCNN, TwoCNN
 from rayfl.models.custom import CustomModel, named_by_object
+from rayfl.models.forecasters import DLinear, LSTMForecaster, NLinear
 from rayfl.models.mobile import MobileNet
+from rayfl.models.patches import PatchTransformer
 from rayfl.models.perceptron import TabularMLP, TwoNN
 from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
 from rayfl.models.pretrained.section import PretrainedModel
@@ -36,14 +38,18 @@ __all__ = [
     "Candidates",
     "CharLSTM",
     "CustomModel",
+    "DLinear",
     "FastText",
     "HarCNN",
     "Initialization",
+    "LSTMForecaster",
     "LeafCNN",
     "MatrixFactorization",
     "MobileNet",
     "ModelConfig",
+    "NLinear",
     "NeuralCF",
+    "PatchTransformer",
     "PretrainedModel",
     "ReddiCNN",
     "ResNet9",
@@ -72,6 +78,10 @@ _Union = Union[  # noqa: UP007
     WindowModel,
     MatrixFactorization,
     NeuralCF,
+    DLinear,
+    NLinear,
+    LSTMForecaster,
+    PatchTransformer,
     SuPerFedCNN,
     SuPerFedTwoCNN,
     SimpleCNN,

@@ -23,6 +23,7 @@ TARGETS: dict[Target, str] = {
     "survival": "the time of an event, or until when it was not seen",
     "preference": "which of two answers is preferred",
     "ranking": "an item that a user chose, among others",
+    "forecast": "what comes after windows of series",
 }
 """What data may say of their samples, in words."""
 

@@ -129,6 +129,7 @@ _KINDS: dict[Target, str] = {
     "survival": "risk of an event",
     "preference": "tokens to choose from, pairs of answers",
     "ranking": "score of an item",
+    "forecast": "numbers to forecast",
 }
 
 

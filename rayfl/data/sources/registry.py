@@ -31,6 +31,7 @@ from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.pamap2 import Pamap2Source
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.preferences import PreferencesSource
+from rayfl.data.sources.series import SeriesSource, SyntheticSeriesSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
@@ -71,6 +72,7 @@ DatasetConfig = Annotated[
         SyntheticInstructionsSource,
         SyntheticPreferencesSource,
         SyntheticInteractionsSource,
+        SyntheticSeriesSource,
         ParquetSource,
         ArraysSource,
         ImageFolderSource,
@@ -78,6 +80,7 @@ DatasetConfig = Annotated[
         InstructionsSource,
         PreferencesSource,
         InteractionsSource,
+        SeriesSource,
         CustomSource,
     ],
     Field(discriminator="name"),
