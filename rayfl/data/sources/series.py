@@ -126,10 +126,11 @@ class SeriesSource(WindowedSource):
         given = self.paths if self.path is None else (self.path,)
         files = files_of([located(path.expanduser()) for path in given])
         if self.form == "wide":
-            measured, targets = read_wide(files, self.time, self.targets, self.covariates), 1
+            measured = read_wide(files, self.time, self.targets, self.covariates)
+            targets = 1
         else:
-            columns = (*self.targets, *self.covariates)
-            measured, targets = read_long(files, self.client, self.time, columns), len(self.targets)
+            measured = read_long(files, self.client, self.time, self.targets, self.covariates)
+            targets = len(self.targets)
         series, remarks = in_order(measured, self.missing, self.gaps)
         return self.cut_into_windows(series, targets, remarks)
 
@@ -175,14 +176,16 @@ class SyntheticSeriesSource(WindowedSource):
         week = generator.normal(0, 0.5, size=7)
         kept, new = generator.uniform(-self.memory, self.memory), self.noise * generator.normal(size=self.times)
         noise = np.zeros(self.times)
-        for time in range(self.times):
-            noise[time] = kept * noise[time - 1] + new[time]
+        for place in range(self.times):
+            noise[place] = kept * noise[place - 1] + new[place]
         time = np.arange(self.times)
-        values = level + slope * time / self.times + day[time % self.period] + week[time // self.period % 7] + noise
+        values: np.ndarray = level + slope * time / self.times + noise
+        values += day[time % self.period] + week[time // self.period % 7]
         return values[:, None]
 
     def _day(self, generator: np.random.Generator) -> np.ndarray:
         """float64 of shape (period,)."""
         angle = 2 * np.pi * np.arange(self.period) / self.period
         waves = [wave(harmonic * angle) / harmonic for harmonic in _HARMONICS for wave in (np.sin, np.cos)]
-        return np.einsum("w,wt->t", generator.normal(size=len(waves)), np.stack(waves))
+        found: np.ndarray = np.einsum("w,wt->t", generator.normal(size=len(waves)), np.stack(waves))
+        return found

@@ -60,14 +60,17 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def read_long(files: Sequence[Path], client: str | None, time: str, columns: Sequence[str]) -> list[Measured]:
+def read_long(
+    files: Sequence[Path], client: str | None, time: str, targets: Sequence[str], covariates: Sequence[str]
+) -> list[Measured]:
     """Reads files whose rows are a time of a client each.
 
     Args:
         files: with the same columns.
         client: column of the clients' names; None: each file is a client, called as it is without its ending.
         time: column of the times.
-        columns: of the series.
+        targets: columns of the series that are forecast.
+        covariates: columns of the others.
 
     Returns:
         Clients in the order of their names as texts, rows in that of the files.
@@ -75,9 +78,11 @@ def read_long(files: Sequence[Path], client: str | None, time: str, columns: Seq
     Raises:
         DataError: naming file, column and row.
     """
+    columns = (*targets, *covariates)
+    options = [("targets", one) for one in targets] + [("covariates", one) for one in covariates]
     names, times, values, wheres = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), list[Path]()
     for path in files:
-        table = _read(path, client, [("client", client), ("time", time), *(("targets", one) for one in columns)])
+        table = _read(path, client, [("client", client), ("time", time), *options])
         if client is None:
             names.append(np.full(table.num_rows, path.stem, dtype=object))
         else:
@@ -100,7 +105,7 @@ def read_long(files: Sequence[Path], client: str | None, time: str, columns: Seq
     parts = np.split(order, np.cumsum(np.bincount(owner))[:-1])
     all_times, all_values = np.concatenate(times), np.concatenate(values)
     return [
-        Measured(str(name), all_times[part], all_values[part], tuple(columns), wheres[file[part[0]]])
+        Measured(str(name), all_times[part], all_values[part], columns, wheres[file[part[0]]])
         for name, part in zip(known, parts, strict=True)
     ]
 
@@ -201,9 +206,9 @@ def _filled(one: Measured, absent: np.ndarray, missing: Missing) -> Measured:
 
 
 def _step(times: np.ndarray) -> str:
-    steps = np.diff(times)
-    median = np.median(steps.astype(np.int64 if steps.dtype.kind == "m" else np.float64))
-    return str(np.timedelta64(int(median), np.datetime_data(steps.dtype)[0]) if steps.dtype.kind == "m" else median)
+    """The median difference, with its unit if it has one."""
+    steps = np.sort(np.diff(times))
+    return str(steps[len(steps) // 2])
 
 
 def _gaps(one: Measured) -> Iterator[int]:
@@ -252,15 +257,14 @@ def _times(path: Path, table: pa.Table, name: str) -> np.ndarray:
 
 
 def _parsed(path: Path, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Texts as numbers or times; a file's own reader may have left them texts."""
-    for kind in (pa.int64(), pa.float64(), pa.timestamp("us")):
+    """Texts as times, which a file's own reader may have left texts."""
+    for kind in (pa.float64(), pa.timestamp("us")):
         try:
             return column.cast(kind)
-        except pa.ArrowException:
-            continue
+        except pa.ArrowException as error:
+            why = error
     raise DataError(
-        f"{path}: column {name!r} has texts such as {column[0].as_py()!r}; needed are numbers, or times like "
-        "2016-07-01 00:00:00"
+        f"{path}: column {name!r} has texts that are no times like 2016-07-01 00:00:00, and not all numbers: {why}"
     )
 
 

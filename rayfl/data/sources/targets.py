@@ -72,7 +72,7 @@ def no_pairs(target: Target) -> None:
     if target == "forecast":
         raise DataError(
             "dataset: windows of series are cut by dataset=series (or made up by synthetic_series); choose one of "
-            "these, or a function of your own that returns a Samples, or set another task"
+            "these, or a function of your own that returns a rayfl.data.series.SeriesDataset, or set another task"
         )
 
 
