@@ -14,7 +14,9 @@ SPLITS = ("train", "validation", "test")
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""
 
-Target = Literal["class", "labels", "values", "tokens", "mask", "survival", "preference", "ranking", "nodes"]
+Target = Literal[
+    "class", "labels", "values", "tokens", "mask", "survival", "preference", "ranking", "nodes", "forecast"
+]
 """What is known of a sample: ``class``, one of C, int64; ``labels``, each of L that it has or not, float32 of shape
 (L,), 0 or 1; ``values``, D numbers to predict, float32 of shape (D,); ``tokens``, one for each position of the input,
 int64 of shape (T,), -100 where none is asked for; ``mask``, one of C classes for each pixel or voxel, int64 of shape
@@ -22,7 +24,8 @@ int64 of shape (T,), -100 where none is asked for; ``mask``, one of C classes fo
 (1) or was not seen until then (0), float32 of shape (2,); ``preference``, for each position of two texts, the preferred
 one first, the next token of the answer, int64 of shape (2, T), -100 where none is asked for; ``ranking``, which of the
 items in the row a user chose, int64: 0, for it is the first; ``nodes``, one of C classes for each node of a graph,
-int64 of shape (n,), -100 where none counts."""
+int64 of shape (n,), -100 where none counts; ``forecast``, the D numbers that follow a window of series, and what a
+naive forecast says of them, float32 of shape (2, D)."""
 
 BYTE_TOKENS, END_OF_BYTES = 258, 1
 """How many tokens there are of bytes: 0 fills up, 1 ends a text, and the bytes are 2 to 257."""
@@ -54,12 +57,16 @@ class InputSpec:
             ``(60,)`` for vectors; of ranking how many items a row has; of graphs ``(n, n + d)`` for at most n nodes
             with d numbers each.
         num_classes: number of outputs: classes (of a sample, or of each pixel or node), labels, values to predict, or
-            tokens to choose from; 1 of survival, the risk, and of ranking, the score of an item.
+            tokens to choose from; 1 of survival, the risk, and of ranking, the score of an item; of forecasts series
+            times times.
         vocabulary: number of distinct tokens, or items; 0 for images.
         target: what is known of a sample.
         padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
         categories: of rows of a table, by categorical column: where its values' columns of 0 and 1 begin, and how many
             there are. A row that has none of them has a value that is not known.
+        horizon: of windows of series, inputs of shape (series, 1, times), how many times are forecast of the first
+            ``num_classes / horizon`` series; 0 where inputs are none.
+        scaled: whether targets are scaled by deviations, so that errors are not in the units of the data.
     """
 
     kind: Kind
@@ -69,13 +76,15 @@ class InputSpec:
     target: Target = "class"
     padding: int | None = None
     categories: tuple[tuple[int, int], ...] = ()
+    horizon: int = 0
+    scaled: bool = False
 
     @property
     def target_shape(self) -> tuple[int, ...]:
         """Shape of what is known of one sample: () for a class."""
         count = (self.num_classes,)
         known = {"class": (), "ranking": (), "labels": count, "values": count, "mask": self.shape[1:], "survival": (2,)}
-        known["nodes"] = self.shape[:1]
+        known |= {"nodes": self.shape[:1], "forecast": (2, *count)}
         return known.get(self.target, self.shape)
 
     @property
@@ -84,6 +93,11 @@ class InputSpec:
         if self.target == "ranking":
             return self.shape
         return self.target_shape if self.target in ("tokens", "mask", "nodes") else ()
+
+    @property
+    def forecast_series(self) -> int:
+        """Of windows of series, how many of them are forecast; else 0."""
+        return self.num_classes // self.horizon if self.horizon else 0
 
     @property
     def of_model(self) -> Self:
@@ -95,7 +109,7 @@ class InputSpec:
     @property
     def target_type(self) -> type[np.generic]:
         """In what numbers it is stored: int64 or float32."""
-        return np.float32 if self.target in ("labels", "values", "survival") else np.int64
+        return np.float32 if self.target in ("labels", "values", "survival", "forecast") else np.int64
 
     def words(self) -> str:
         """Says for messages what the inputs are, and what is learned of each."""
@@ -108,6 +122,8 @@ class InputSpec:
         elif self.kind == "graph":
             numbers = self.shape[1] - self.shape[0] - 1
             inputs = f"graphs of at most {self.shape[0]} nodes with {numbers} number{'s' * (numbers != 1)} each,"
+        elif self.horizon:
+            inputs = f"windows of {self.shape[-1]} times of {self.shape[0]} series"
         elif len(self.shape) == 1:
             inputs = f"vectors of {self.shape[0]} numbers"
         else:
@@ -121,6 +137,7 @@ class InputSpec:
             "preference": "the first text preferred to the second",
             "ranking": "the first one chosen by a user",
             "nodes": f"one of {self.num_classes} classes of each node",
+            "forecast": f"{self.horizon} times of {self.forecast_series} series to forecast each",
             "mask": f"one of {self.num_classes} classes at each {'pixel' if len(self.shape) == 3 else 'voxel'}",
         }
         return f"{inputs} with {learned[self.target]}"

@@ -113,6 +113,11 @@ def _divided(config: DataSections, opened: Samples | NaturalPath, streams: Rando
 
 def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> PooledDataset:
     x, y, spec = samples.x, samples.y, samples.spec
+    if spec.target == "forecast":
+        raise ConfigError(
+            f"dataset {config.dataset.name!r}: samples would be held out by chance, and windows of series overlap in "
+            "time: return a rayfl.data.series.SeriesDataset, which cuts and divides series in the order of time"
+        )
     _check_noise(config, spec)
 
     def moments() -> Moments:

@@ -38,10 +38,10 @@ def unfit_targets(y: np.ndarray, target: Target) -> np.ndarray:
     times below 0 or not finite and events other than 0 and 1; bool of the shape of ``y``.
 
     Args:
-        y: of shape (n, D).
+        y: of shape (n, D), of forecasts (n, 2, D).
         target: what they are.
     """
-    found: np.ndarray = ~np.isfinite(y) if target == "values" else (y != 0) & (y != 1)
+    found: np.ndarray = ~np.isfinite(y) if target in ("values", "forecast") else (y != 0) & (y != 1)
     if target == "survival":
         found[:, 0] = ~(np.isfinite(y[:, 0]) & (y[:, 0] >= 0))
     return found
@@ -77,12 +77,13 @@ def check_targets(y: Tensor, spec: InputSpec, whose: str, first: int = 0) -> Non
         return
     wrong = unfit_targets(y.numpy(), spec.target)
     if wrong.any():
-        sample, place = (int(axis[0]) for axis in wrong.nonzero())
-        must = "finite: remove the sample, or mend it" if spec.target == "values" else "0 or 1"
+        sample, *places = (int(axis[0]) for axis in wrong.nonzero())
+        place = places[-1]
+        must = "0 or 1" if spec.target == "labels" else "finite: remove the sample, or mend it"
         if spec.target == "survival":
             must = SURVIVAL[place]
         raise DataError(
-            f"{whose}: target {place} of sample {first + sample} is {float(y[sample, place])}, but must be {must}"
+            f"{whose}: target {place} of sample {first + sample} is {float(y[sample, *places])}, but must be {must}"
         )
 
 

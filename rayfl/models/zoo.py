@@ -13,8 +13,10 @@ from rayfl.models.bags import AttentionPooling
 from rayfl.models.base import Network
 from rayfl.models.convolutional import TFCNN, LeafCNN, ReddiCNN, TwoCNN
 from rayfl.models.custom import CustomModel, named_by_object
+from rayfl.models.forecasters import DLinear, LSTMForecaster, NLinear
 from rayfl.models.graphs import GCNModel, GINModel
 from rayfl.models.mobile import MobileNet
+from rayfl.models.patches import PatchTransformer
 from rayfl.models.perceptron import TabularMLP, TwoNN
 from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
 from rayfl.models.pretrained.section import PretrainedModel
@@ -38,16 +40,20 @@ __all__ = [
     "Candidates",
     "CharLSTM",
     "CustomModel",
+    "DLinear",
     "FastText",
     "GCNModel",
     "GINModel",
     "HarCNN",
     "Initialization",
+    "LSTMForecaster",
     "LeafCNN",
     "MatrixFactorization",
     "MobileNet",
     "ModelConfig",
+    "NLinear",
     "NeuralCF",
+    "PatchTransformer",
     "PretrainedModel",
     "ReddiCNN",
     "ResNet9",
@@ -80,6 +86,10 @@ _Union = Union[  # noqa: UP007
     GCNModel,
     GINModel,
     StructuralGIN,
+    DLinear,
+    NLinear,
+    LSTMForecaster,
+    PatchTransformer,
     SuPerFedCNN,
     SuPerFedTwoCNN,
     SimpleCNN,

@@ -41,6 +41,7 @@ KINDS: dict[Target, str] = {
     "preference": "pair of texts",
     "ranking": "interaction",
     "nodes": "class",
+    "forecast": "window",
 }
 """What the rows of a picture are, by what is known of a sample."""
 
@@ -49,14 +50,14 @@ def label_matrix(dataset: FederatedDataset) -> np.ndarray:
     """Samples by client and class over all splits, int64 of shape (K, num_classes).
 
     A sample with several labels, or classes in its mask or of its nodes, counts for each. Where a sample has numbers,
-    or the time of an event, the columns are tenths of the range of the first number. Where it is a text, or a pair of
-    texts, there is one column.
+    or the time of an event, the columns are tenths of the range of the first number. Where it is a text, a pair of
+    texts or a window of series, there is one column.
     """
     spec = dataset.spec
     targets = [np.concatenate(list(dataset.labels(client).values())) for client in range(dataset.num_clients)]
     if spec.target in ("labels", "mask", "nodes"):
         return np.stack([present(labels, spec).sum(0) for labels in targets])
-    if spec.target in ("tokens", "preference"):
+    if spec.target in ("tokens", "preference", "forecast"):
         return np.array([[len(tokens)] for tokens in targets])
     if spec.target in _IN_TENTHS:
         first = np.concatenate(targets)[:, 0]

@@ -24,6 +24,7 @@ from rayfl.naming.texts import ObjectPath
 from rayfl.results.schemas import unfit_metrics
 from rayfl.tasks.base import NetworkTask
 from rayfl.tasks.classification import Classification
+from rayfl.tasks.forecasting import ForecastingSection
 from rayfl.tasks.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
 from rayfl.tasks.preference import PreferenceSection
 from rayfl.tasks.recommendation import RecommendationSection
@@ -249,6 +250,7 @@ TaskConfig = Annotated[
         SurvivalSection,
         RecommendationSection,
         PreferenceSection,
+        ForecastingSection,
         CustomTask,
     ],
     Field(discriminator="name"),

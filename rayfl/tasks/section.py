@@ -24,6 +24,7 @@ TARGETS: dict[Target, str] = {
     "preference": "which of two answers is preferred",
     "ranking": "an item that a user chose, among others",
     "nodes": "a class of each node",
+    "forecast": "what comes after windows of series",
 }
 """What data may say of their samples, in words."""
 

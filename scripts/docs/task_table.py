@@ -78,6 +78,19 @@ TASKS: dict[str, dict[str, Any]] = {
         "model": {"name": "neural_cf", "factors": 3, "embedding": 4, "hidden": [6]},
     },
     "preference": {"dataset": {"name": "synthetic_preferences", "num_clients": 4, "samples": 20}},
+    "forecasting": {
+        "dataset": {
+            "name": "synthetic_series",
+            "num_clients": 4,
+            "times": 60,
+            "period": 8,
+            "window": 8,
+            "horizon": 3,
+            "validation": 0.2,
+        },
+        "holdout": {},
+        "model": {"name": "two_nn", "hidden": [6, 6]},
+    },
 }
 """By task, small data and a model for them; preferences are learned by adapters over a small pretrained model alone."""
 
@@ -132,8 +145,8 @@ def normalized(spec: InputSpec) -> nn.Module:
     if spec.target == "mask":
         channels = spec.shape[0]
         return nn.Sequential(nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Conv2d(6, spec.num_classes, 1))
-    inputs = math.prod(spec.shape)
-    return nn.Sequential(nn.Linear(inputs, 6), nn.BatchNorm1d(6), nn.Linear(6, spec.num_classes))
+    inputs = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(spec.shape), 6))
+    return nn.Sequential(inputs, nn.BatchNorm1d(6), nn.Linear(6, spec.num_classes))
 
 
 def sections(method: str, task: str) -> dict[str, Any]:

@@ -37,6 +37,7 @@ OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news"
             "lm",
             "clip",
             "preference",
+            "forecasting",
         )
     ),
     "vit-cifar100-lora",

@@ -38,6 +38,10 @@ def spec_of(inputs: str, classes: int) -> InputSpec:
     sides, _, every = inputs.partition(", ")
     words = sides.split()
     targets: dict[str, Target] = {"the next": "tokens", "each pixel": "mask", "each item": "ranking"}
+    if every.endswith(" times ahead"):
+        horizon = int(every.split()[0])
+        shape = tuple(map(int, sides.split("x")))
+        return InputSpec("image", shape, classes, target="forecast", horizon=horizon)
     target = targets.get(every, "class")
     if words[-1] == "tokens":
         return InputSpec("tokens", (int(words[0]),), classes, int(words[2]), target)

@@ -23,6 +23,7 @@ PRESETS = {
     "quickstart-segmentation": "dice",
     "quickstart-survival": "c_index",
     "quickstart-recommendation": "hit_rate",
+    "quickstart-forecasting": "mse",
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
@@ -31,7 +32,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "superfed": {"name": "superfed", "mode": "mm", "start": 0.5},
     "floco": {"name": "floco", "simplex_dimension": 3, "assignment_round": 2},
 }
-SMALL = {"quickstart-segmentation": {"dataset.num_clients": 6, "train.clients_per_round": 3, "dataset.side": 12}}
+SMALL = {
+    "quickstart-segmentation": {"dataset.num_clients": 6, "train.clients_per_round": 3, "dataset.side": 12},
+    "quickstart-forecasting": {"dataset.num_clients": 6, "train.clients_per_round": 3, "dataset.times": 120},
+}
 """By preset, what makes it small enough for a test."""
 SHORT = {
     "train.rounds": 4,

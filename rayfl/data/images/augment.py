@@ -85,10 +85,16 @@ class AugmentConfig(BaseModel):
 
         Raises:
             ConfigError: the inputs are no images of channels, rows and columns (or volumes, for patches alone), or too
-                small for crop or for the patches, or patches are asked for and the targets are no masks.
+                small for crop or for the patches, or windows of series; or patches are asked for and the targets are no
+                masks.
         """
         if not self.active:
             return None
+        if spec.horizon:
+            raise ConfigError(
+                "augment: shifted or mirrored windows of series would have another order of time than what follows "
+                "them; leave out the section augment"
+            )
         if self.patch is not None:
             self._check_patch(self.patch, spec)
         if self._moves and spec.kind == "image" and len(spec.shape) == 4:

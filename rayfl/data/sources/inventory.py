@@ -130,6 +130,7 @@ _KINDS: dict[Target, str] = {
     "preference": "tokens to choose from, pairs of answers",
     "ranking": "score of an item",
     "nodes": "classes of nodes",
+    "forecast": "numbers to forecast",
 }
 
 

@@ -32,6 +32,7 @@ from rayfl.data.sources.natural import LeafSource
 from rayfl.data.sources.pamap2 import Pamap2Source
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.preferences import PreferencesSource
+from rayfl.data.sources.series import SeriesSource, SyntheticSeriesSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
@@ -74,6 +75,7 @@ DatasetConfig = Annotated[
         SyntheticPreferencesSource,
         SyntheticInteractionsSource,
         SyntheticGraphsSource,
+        SyntheticSeriesSource,
         ParquetSource,
         ArraysSource,
         ImageFolderSource,
@@ -82,6 +84,7 @@ DatasetConfig = Annotated[
         PreferencesSource,
         InteractionsSource,
         TuGraphsSource,
+        SeriesSource,
         CustomSource,
     ],
     Field(discriminator="name"),

@@ -1,0 +1,220 @@
+"""Series as clients: windows of what was seen, what follows them, and the order of time between splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from rayfl.data.federated import FederatedDataset, OnDemand
+from rayfl.data.files.content import ContentHash
+from rayfl.errors import DataError
+from rayfl.examples import SPLITS, Examples, InputSpec
+
+Scaling = Literal["client", "global", "none"]
+"""By whose mean and deviation series are scaled: each client's own, or all clients'."""
+_SHOWN = 3
+_CONSTANT = 1e-9
+"""Deviations below this share of a series' largest number are round-off: the series is constant."""
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """What was measured at one client, in the order of time.
+
+    Attributes:
+        name: the client's.
+        values: finite float64 of shape (times, series); those that are forecast come first.
+        breaks: ascending places in ``values`` where a new stretch of time begins, after a gap.
+    """
+
+    name: str
+    values: np.ndarray
+    breaks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How windows are cut, and divided among splits.
+
+    Of T times of a client, the last floor(T test) are those that test windows forecast, and the floor(T validation)
+    before them those that validation windows forecast; the others, from the first one on, are the training times. A
+    window is in a split if all times that it forecasts are the split's. Windows that forecast times of two splits are
+    left out. So each time that a training window sees or forecasts comes before each time that a validation or test
+    window forecasts, and each time of a validation window before each time that a test window forecasts. What
+    validation and test windows see may reach back to the times before: it is known when they are forecast.
+
+    Attributes:
+        window: times that are seen.
+        horizon: times that are forecast.
+        stride: times from the beginning of a window to that of the next one; the first one begins with its stretch.
+        validation: share of the times that validation windows forecast.
+        test: share of the times that test windows forecast.
+        season: the naive forecast of a time is the last value seen that is a multiple of so many times before it.
+    """
+
+    window: int
+    horizon: int
+    stride: int = 1
+    validation: float = 0.1
+    test: float = 0.2
+    season: int = 1
+
+    def borders(self, times: int) -> tuple[int, int]:
+        """Returns the first validation time and the first test time, as places; training times are those before."""
+        tested, validated = (int(times * share + 1e-9) for share in (self.test, self.validation))
+        return times - tested - validated, times - tested
+
+    def windows(self, series: Series) -> tuple[dict[str, np.ndarray], int]:
+        """Returns where windows begin, by split, as ascending int64 places, and how many windows are left out."""
+        first, second = self.borders(len(series.values))
+        ends = (*series.breaks, len(series.values))
+        stretches = [
+            np.arange(begin, end - self.window - self.horizon + 1, self.stride)
+            for begin, end in zip((0, *series.breaks), ends, strict=True)
+        ]
+        begins = np.concatenate(stretches).astype(np.int64)
+        seen, end = begins + self.window, begins + self.window + self.horizon
+        of_split = {
+            "train": begins[end <= first],
+            "validation": begins[(seen >= first) & (end <= second)],
+            "test": begins[seen >= second],
+        }
+        return of_split, len(begins) - sum(map(len, of_split.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Client:
+    """A client's windows.
+
+    Attributes:
+        name: the client's.
+        values: scaled, float32 of shape (times, series).
+        begins: by split, where windows begin.
+    """
+
+    name: str
+    values: np.ndarray
+    begins: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class SeriesDataset(FederatedDataset):
+    """Clients that are series; a sample is a window, what follows it, and a naive forecast of that.
+
+    x is float32 of shape (series, 1, window), so that images of one row are signals along time, as in ``har``. y is
+    float32 of shape (2, D) with D = forecast series x horizon, one series after the other: first what follows, then the
+    naive forecast. Means and deviations by which series are scaled are those of training times alone
+    (:meth:`Cut.borders`). A series that is constant there is scaled by its mean alone.
+
+    Args:
+        series: the clients', with the same number of series each.
+        targets: how many of them are forecast, the first ones.
+        cut: how windows are cut.
+        scaling: by whose moments values are scaled.
+        remarks: further sentences that a user should read.
+
+    Raises:
+        DataError: no client has a window in each split.
+    """
+
+    sound = True
+
+    def __init__(
+        self, series: Sequence[Series], targets: int, cut: Cut, scaling: Scaling, remarks: Sequence[str] = ()
+    ) -> None:
+        found = [cut.windows(one) for one in series]
+        wanted = [split for split in SPLITS if split != "validation" or cut.validation]
+        enough = [all(len(begins[split]) for split in wanted) for begins, _ in found]
+        if not any(enough):
+            longest = max(series, key=lambda one: len(one.values))
+            raise DataError(
+                f"no client has a window in each of {', '.join(wanted)}: one needs {cut.window + cut.horizon} times in "
+                f"a row (dataset.window + dataset.horizon), and client {longest.name!r}, which has most, has "
+                f"{len(longest.values)}, of which {cut.borders(len(longest.values))[0]} are for training: lower "
+                "dataset.window or dataset.horizon, or change dataset.validation and dataset.test"
+            )
+        kept = [place for place, whole in enumerate(enough) if whole]
+        moments = _moments([series[place] for place in kept], cut, scaling)
+        self._clients = [
+            _Client(series[place].name, ((series[place].values - mean) / deviation).astype(np.float32), found[place][0])
+            for place, (mean, deviation) in zip(kept, moments, strict=True)
+        ]
+        self._cut, self._targets = cut, targets
+        self.names = tuple(one.name for one in self._clients)
+        width = series[0].values.shape[1]
+        shape, outputs = (width, 1, cut.window), targets * cut.horizon
+        spec = InputSpec("image", shape, outputs, target="forecast")
+        self.spec = replace(spec, horizon=cut.horizon, scaled=scaling != "none")
+        lost = [one.name for one, whole in zip(series, enough, strict=True) if not whole]
+        told = [*remarks, *_on_lost(lost, wanted), *_on_borders([found[place] for place in kept])]
+        self.remarks = lambda: told
+        self.content_hash = self._checksum
+
+    def sizes(self) -> np.ndarray:
+        """See the base class."""
+        return np.array([[len(one.begins[split]) for split in SPLITS] for one in self._clients], dtype=np.int64)
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """See the base class; windows are cut when a split is read."""
+        return OnDemand(lambda split: self._split(client, split))
+
+    def labels(self, client: int) -> Mapping[str, np.ndarray]:
+        """See the base class."""
+        return {split: self._targets_of(client, split) for split in SPLITS}
+
+    def _split(self, client: int, split: str) -> Examples:
+        one = self._clients[client]
+        seen = one.begins[split][:, None] + np.arange(self._cut.window)
+        x = one.values[seen].transpose(0, 2, 1)[:, :, None]
+        y = self._targets_of(client, split)
+        return Examples(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y))
+
+    def _targets_of(self, client: int, split: str) -> np.ndarray:
+        """float32 of shape (n, 2, D)."""
+        one, cut = self._clients[client], self._cut
+        ends = one.begins[split][:, None, None] + cut.window
+        steps = np.arange(cut.horizon)
+        places = ends + np.stack([steps, steps % cut.season - cut.season])
+        found = one.values[places][..., : self._targets].transpose(0, 1, 3, 2)
+        return np.ascontiguousarray(found).reshape(len(ends), 2, self.spec.num_classes)
+
+    def _checksum(self) -> str:
+        digest = ContentHash()
+        for one in self._clients:
+            counts = np.array([[len(one.begins[split]) for split in SPLITS]])
+            digest.update(one.values, counts, (one.name,))
+        return digest.hexdigest()
+
+
+def _moments(series: Sequence[Series], cut: Cut, scaling: Scaling) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns by client the means and the deviations of its series, from training times; float64 of shape (series,)."""
+    width = series[0].values.shape[1]
+    if scaling == "none":
+        return [(np.zeros(width), np.ones(width))] * len(series)
+    training = [one.values[: cut.borders(len(one.values))[0]] for one in series]
+    if scaling == "global":
+        return [_of_times(np.concatenate(training))] * len(series)
+    return [_of_times(own) for own in training]
+
+
+def _of_times(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    deviation = values.std(0)
+    return values.mean(0), np.where(deviation > _CONSTANT * np.abs(values).max(0), deviation, 1.0)
+
+
+def _on_lost(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+    return [f"clients without a window in each of {', '.join(wanted)} are left out: {len(names)} ({shown})"]
+
+
+def _on_borders(found: Sequence[tuple[Mapping[str, np.ndarray], int]]) -> list[str]:
+    lost = sum(count for _, count in found)
+    kept = sum(len(begins) for by_split, _ in found for begins in by_split.values())
+    if not lost:
+        return []
+    return [f"windows that forecast times of two splits are left out, {lost} of {lost + kept}, so that none is in both"]
