@@ -25,6 +25,7 @@ from rayfl.results.schemas import unfit_metrics
 from rayfl.tasks.base import NetworkTask
 from rayfl.tasks.classification import Classification
 from rayfl.tasks.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
+from rayfl.tasks.nodes import NodeClassificationSection
 from rayfl.tasks.preference import PreferenceSection
 from rayfl.tasks.recommendation import RecommendationSection
 from rayfl.tasks.section import TARGETS, TaskSection
@@ -249,6 +250,7 @@ TaskConfig = Annotated[
         SurvivalSection,
         RecommendationSection,
         PreferenceSection,
+        NodeClassificationSection,
         CustomTask,
     ],
     Field(discriminator="name"),

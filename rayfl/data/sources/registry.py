@@ -33,6 +33,7 @@ from rayfl.data.sources.pamap2 import Pamap2Source
 from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.preferences import PreferencesSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
+from rayfl.data.sources.subgraphs import NodeGraphSource, SyntheticSubgraphsSource
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tiny_imagenet import TinyImageNetSource
@@ -74,6 +75,7 @@ DatasetConfig = Annotated[
         SyntheticPreferencesSource,
         SyntheticInteractionsSource,
         SyntheticGraphsSource,
+        SyntheticSubgraphsSource,
         ParquetSource,
         ArraysSource,
         ImageFolderSource,
@@ -82,6 +84,7 @@ DatasetConfig = Annotated[
         PreferencesSource,
         InteractionsSource,
         TuGraphsSource,
+        NodeGraphSource,
         CustomSource,
     ],
     Field(discriminator="name"),
