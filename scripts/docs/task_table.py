@@ -199,7 +199,7 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 _WIDE: dict[str, dict[str, Any]] = {
     "language_model": {"hidden": 24},
     "segmentation": {"width": 8},
-    "node_classification": {"hidden": 64},
+    "node_classification": {"hidden": 24, "layers": 2},
 }
 """By task, of how many units a model is that has weights larger than their factors."""
 _NARROW = {"hidden": [5]}

@@ -23,6 +23,8 @@ PRESETS = {
     "quickstart-segmentation": "dice",
     "quickstart-survival": "c_index",
     "quickstart-recommendation": "hit_rate",
+    "quickstart-graphs": "top1",
+    "quickstart-nodes": "node_accuracy",
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
