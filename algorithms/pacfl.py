@@ -99,7 +99,7 @@ class PACFL(ClusterModels):
             )
         if spec is not None and spec.kind == "graph":
             raise ConfigError(
-                f"algorithm: pacfl cannot learn task={task.name} from graphs: their nodes are in no order, and equal "
+                f"algorithm: pacfl cannot learn task={task.name} from graphs: nodes are in no order, so that equal "
                 "graphs may span other subspaces. Choose another method, such as hypcluster or cfl"
             )
         super().check_task(task)

@@ -18,7 +18,7 @@ MaskLoss = Literal["cross_entropy", "dice", "cross_entropy_dice"]
 _SMOOTH = 1e-5
 """Keeps the Dice loss finite for a class that a sample has not, as usual (MONAI, nnU-Net)."""
 
-_METRICS = (
+_METRICS: tuple[Metric, ...] = (
     Metric("dice", "Dice", "higher", 100, 2, "%"),
     Metric("iou", "IoU", "higher", 100, 2, "%"),
     Metric("dice_by_sample", "Dice by sample", "higher", 100, 2, "%"),

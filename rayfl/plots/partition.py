@@ -9,7 +9,7 @@ import numpy as np
 
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.files.whole import new_file
-from rayfl.data.partitions.stats import present
+from rayfl.data.partitions.stats import counts_by_class
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS, Target
 from rayfl.plots.style import SPLIT_COLOURS
@@ -49,14 +49,14 @@ KINDS: dict[Target, str] = {
 def label_matrix(dataset: FederatedDataset) -> np.ndarray:
     """Samples by client and class over all splits, int64 of shape (K, num_classes).
 
-    A sample with several labels, or classes in its mask or of its nodes, counts for each. Where a sample has numbers,
-    or the time of an event, the columns are tenths of the range of the first number. Where it is a text, a pair of
-    texts or a window of series, there is one column.
+    A sample with several labels, or classes in its mask, counts for each, a graph with each of its nodes. Where a
+    sample has numbers, or the time of an event, the columns are tenths of the range of the first number. Where it is a
+    text, a pair of texts or a window of series, there is one column.
     """
     spec = dataset.spec
     targets = [np.concatenate(list(dataset.labels(client).values())) for client in range(dataset.num_clients)]
     if spec.target in ("labels", "mask", "nodes"):
-        return np.stack([present(labels, spec).sum(0) for labels in targets])
+        return np.stack([counts_by_class(labels, spec) for labels in targets])
     if spec.target in ("tokens", "preference", "forecast"):
         return np.array([[len(tokens)] for tokens in targets])
     if spec.target in _IN_TENTHS:

@@ -26,6 +26,7 @@ from rayfl.tasks.base import NetworkTask
 from rayfl.tasks.classification import Classification
 from rayfl.tasks.forecasting import ForecastingSection
 from rayfl.tasks.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
+from rayfl.tasks.nodes import NodeClassificationSection
 from rayfl.tasks.preference import PreferenceSection
 from rayfl.tasks.recommendation import RecommendationSection
 from rayfl.tasks.section import TARGETS, TaskSection
@@ -251,6 +252,7 @@ TaskConfig = Annotated[
         RecommendationSection,
         PreferenceSection,
         ForecastingSection,
+        NodeClassificationSection,
         CustomTask,
     ],
     Field(discriminator="name"),

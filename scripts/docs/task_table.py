@@ -91,6 +91,11 @@ TASKS: dict[str, dict[str, Any]] = {
         "holdout": {},
         "model": {"name": "two_nn", "hidden": [6, 6]},
     },
+    "node_classification": {
+        "dataset": {"name": "synthetic_subgraphs", "num_clients": 4, "nodes": 20, "dimension": 3},
+        "holdout": {},
+        "model": {"name": "gcn", "layers": 1, "hidden": 6},
+    },
 }
 """By task, small data and a model for them; preferences are learned by adapters over a small pretrained model alone."""
 
@@ -142,6 +147,8 @@ def normalized(spec: InputSpec) -> nn.Module:
     """A small network with batch normalization, for FedBN and FedAP."""
     if spec.kind == "tokens":
         return nn.Sequential(nn.Embedding(spec.vocabulary, 6), _OfTokens(6), nn.Linear(6, spec.num_classes))
+    if spec.kind == "graph":
+        return nn.Sequential(nn.Linear(spec.shape[1], 6), _OfTokens(6), nn.Linear(6, spec.num_classes))
     if spec.target == "mask":
         channels = spec.shape[0]
         return nn.Sequential(nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Conv2d(6, spec.num_classes, 1))
@@ -204,10 +211,18 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 """They are removed when the process ends."""
 
 
-_WIDE: dict[str, dict[str, Any]] = {"language_model": {"hidden": 24}, "segmentation": {"width": 8}}
+_WIDE: dict[str, dict[str, Any]] = {
+    "language_model": {"hidden": 24},
+    "segmentation": {"width": 8},
+    "node_classification": {"hidden": 24, "layers": 2},
+}
 """By task, of how many units a model is that has weights larger than their factors."""
 _NARROW = {"hidden": [5]}
-_OTHERS: dict[str, dict[str, Any]] = {"language_model": {"hidden": 5}, "segmentation": {"width": 3}}
+_OTHERS: dict[str, dict[str, Any]] = {
+    "language_model": {"hidden": 5},
+    "segmentation": {"width": 3},
+    "node_classification": {"hidden": 5},
+}
 """By task, how FedMe's second architecture differs."""
 
 

@@ -59,6 +59,8 @@ TOGETHER = {
     "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.padding": {"path": "rows.parquet", "kind": "tokens"},
+    "TuGraphsSource.max_degree": {"path": "graphs", "features": ["degree"]},
+    "TuGraphsSource.larger": {"path": "graphs", "max_nodes": 9},
     "InteractionsSource.columns": {"path": "rows.csv"},
     "InteractionsSource.separator": {"path": "rows.csv"},
     "ImageFolderSource.part": {"path": "folder", "levels": ["split", "class"]},

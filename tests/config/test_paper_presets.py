@@ -33,6 +33,8 @@ OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news"
             "segmentation",
             "survival",
             "recommendation",
+            "graphs",
+            "nodes",
             "lora",
             "lm",
             "clip",

@@ -43,6 +43,9 @@ def spec_of(inputs: str, classes: int) -> InputSpec:
         shape = tuple(map(int, sides.split("x")))
         return InputSpec("image", shape, classes, target="forecast", horizon=horizon)
     target = targets.get(every, "class")
+    if words[1:3] == ["graph", "nodes"]:
+        nodes = int(words[0])
+        return InputSpec("graph", (nodes, nodes + 1 + int(words[4])), classes)
     if words[-1] == "tokens":
         return InputSpec("tokens", (int(words[0]),), classes, int(words[2]), target)
     return InputSpec("image", tuple(map(int, sides.split("x"))), classes, target=target)

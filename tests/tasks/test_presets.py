@@ -24,6 +24,8 @@ PRESETS = {
     "quickstart-survival": "c_index",
     "quickstart-recommendation": "hit_rate",
     "quickstart-forecasting": "mse",
+    "quickstart-graphs": "top1",
+    "quickstart-nodes": "node_accuracy",
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},

@@ -83,7 +83,7 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
         if spec.target == "class":
             counts = np.bincount(_in_range(labels, spec.num_classes, name), minlength=spec.num_classes)
         elif spec.target in ("labels", "mask", "nodes"):
-            counts = present(labels, spec).sum(0)
+            counts = counts_by_class(labels, spec)
         else:
             if names and len(labels):
                 y = labels.astype(np.float64)
@@ -111,8 +111,16 @@ def _value_names(spec: InputSpec) -> tuple[str, ...]:
     return tuple(f"target {number}" for number in range(spec.num_classes)) if spec.target == "values" else ()
 
 
+def counts_by_class(targets: np.ndarray, spec: InputSpec) -> np.ndarray:
+    """Returns how many nodes of all graphs have each class; else how many samples have each, int64 of shape (C,)."""
+    if spec.target == "nodes":
+        return np.bincount(targets[targets >= 0], minlength=spec.num_classes)
+    found: np.ndarray = present(targets, spec).sum(0)
+    return found
+
+
 def present(targets: np.ndarray, spec: InputSpec) -> np.ndarray:
-    """Returns which samples have which labels, or classes at some pixel or node: bool of shape (n, num_classes)."""
+    """Returns which samples have which labels, or classes at some pixel: bool of shape (n, num_classes)."""
     if spec.target == "labels":
         return targets > 0
     rows = targets.reshape(len(targets), -1)

@@ -34,6 +34,7 @@ from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.preferences import PreferencesSource
 from rayfl.data.sources.series import SeriesSource, SyntheticSeriesSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
+from rayfl.data.sources.subgraphs import NodeGraphSource, SyntheticSubgraphsSource
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tiny_imagenet import TinyImageNetSource
@@ -76,6 +77,7 @@ DatasetConfig = Annotated[
         SyntheticInteractionsSource,
         SyntheticGraphsSource,
         SyntheticSeriesSource,
+        SyntheticSubgraphsSource,
         ParquetSource,
         ArraysSource,
         ImageFolderSource,
@@ -85,6 +87,7 @@ DatasetConfig = Annotated[
         InteractionsSource,
         TuGraphsSource,
         SeriesSource,
+        NodeGraphSource,
         CustomSource,
     ],
     Field(discriminator="name"),

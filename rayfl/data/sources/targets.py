@@ -58,7 +58,7 @@ def as_targets(y: np.ndarray, target: Target, whose: str, count: int, clients: n
 
 
 def no_pairs(target: Target) -> None:
-    """Raises DataError where pairs of answers, chosen items or forecasts are asked of a source that has none."""
+    """Raises DataError where pairs of answers, chosen items, forecasts or nodes are asked of a source without them."""
     if target == "preference":
         raise DataError(
             "dataset: pairs of a preferred and another answer are read by dataset=preferences (or made up by "
@@ -73,6 +73,11 @@ def no_pairs(target: Target) -> None:
         raise DataError(
             "dataset: windows of series are cut by dataset=series (or made up by synthetic_series); choose one of "
             "these, or a function of your own that returns a rayfl.data.series.SeriesDataset, or set another task"
+        )
+    if target == "nodes":
+        raise DataError(
+            "dataset: graphs with a class of each node are read by dataset=node_graph (or made up by "
+            "synthetic_subgraphs); choose one of these, or a FederatedDataset of your own, or set another task"
         )
 
 

@@ -28,7 +28,7 @@ def samples_at_a_time(batch_size: int, task: Task) -> int:
         task: what is learned.
     """
     spec: InputSpec | None = getattr(task, "spec", None)
-    if spec is not None and spec.target == "mask":
+    if spec is not None and spec.target in ("mask", "nodes"):
         return min(batch_size, max(_PIXELS // math.prod(spec.places), 1))
     # A custom task's ``network`` may be any object.
     each = task.network.rows_per_sample * task.inputs_per_sample if getattr(task.network, "output_rows", None) else 0
