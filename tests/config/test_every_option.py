@@ -63,6 +63,11 @@ TOGETHER = {
     "TuGraphsSource.larger": {"path": "graphs", "max_nodes": 9},
     "InteractionsSource.columns": {"path": "rows.csv"},
     "InteractionsSource.separator": {"path": "rows.csv"},
+    **{
+        f"SeriesSource.{field}": {"path": "rows.csv", "targets": ["load"]}
+        for field in ("window", "horizon", "stride", "validation", "test", "scaling", "season", "form", "client")
+        + ("time", "covariates", "missing", "gaps")
+    },
     "ImageFolderSource.part": {"path": "folder", "levels": ["split", "class"]},
     "ImageFolderSource.validation": {"path": "folder", "levels": ["split", "class"]},
     "HuggingFaceSource.length": {"path": "folder", "tokenizer": "words"},

@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SMALL = {
     "quickstart-segmentation": {"dataset.num_clients": 6, "train.clients_per_round": 3, "dataset.side": 12},
-    "quickstart-forecasting": {"dataset.num_clients": 6, "train.clients_per_round": 3, "dataset.times": 120},
+    "quickstart-forecasting": {"dataset.num_clients": 6, "train.clients_per_round": 3, "dataset.times": 90},
 }
 """By preset, what makes it small enough for a test."""
 SHORT = {
