@@ -17,7 +17,7 @@ from rayfl.models.factorization import Factorizable
 
 Pooling: TypeAlias = Literal["sum", "mean", "max"]
 _POOLING = "What a graph is of its nodes: sum, mean or max; of nodes that have targets of their own nothing is pooled."
-_NORM = "Normalization of each node's hidden numbers by themselves, before the activation: none or layer."
+NORM = "Normalization of each node's hidden numbers by themselves, before the activation: none or layer."
 _DROPOUT = "Share of hidden numbers that a training step leaves out after each layer."
 _HIDDEN = "Numbers of a node after each layer."
 NodeNorm: TypeAlias = Literal["none", "layer"]
@@ -29,7 +29,7 @@ class _GraphModel(Factorizable):
     layers: int = Field(default=2, ge=1, le=64, description="How many times nodes hear from their neighbours.")
     hidden: int = Field(default=64, ge=1, description=_HIDDEN)
     pooling: Pooling
-    norm: NodeNorm = Field(default="none", description=_NORM)
+    norm: NodeNorm = Field(default="none", description=NORM)
     dropout: float = Field(default=0.0, ge=0, lt=1, description=_DROPOUT)
     init: Initialization = Field(default="torch", description=INITIALIZATION)
 
@@ -212,7 +212,7 @@ class _Convolution(nn.Module):
         super().__init__()
         self.linear = nn.Linear(inputs, hidden, bias=False)
         self.bias = nn.Parameter(torch.zeros(hidden))
-        self.norm = _norm(hidden, norm)
+        self.norm = node_norm(hidden, norm)
 
     def forward(self, numbers: Tensor, edges: Tensor, root: Tensor) -> Tensor:
         """Returns the nodes' next numbers; ``root`` is D^-1/2, shape (b, n, 1)."""
@@ -235,7 +235,7 @@ class _Isomorphic(nn.Module):
     def __init__(self, inputs: int, hidden: int, norm: NodeNorm, learn_eps: bool) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
-        self.first_norm, self.second_norm = _norm(hidden, norm), _norm(hidden, norm)
+        self.first_norm, self.second_norm = node_norm(hidden, norm), node_norm(hidden, norm)
         self.eps = nn.Parameter(torch.zeros(1)) if learn_eps else None
 
     def forward(self, numbers: Tensor, edges: Tensor) -> Tensor:
@@ -246,5 +246,6 @@ class _Isomorphic(nn.Module):
         return found
 
 
-def _norm(width: int, norm: NodeNorm) -> nn.Module:
+def node_norm(width: int, norm: NodeNorm) -> nn.Module:
+    """Returns the normalization of nodes with ``width`` numbers."""
     return nn.LayerNorm(width) if norm == "layer" else nn.Identity()

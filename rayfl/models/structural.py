@@ -13,6 +13,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.anatomy import under
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.graphs import NORM, NodeNorm, node_norm
 
 STRUCTURE = "structure"
 """The kind of parameters that read the structure of graphs."""
@@ -40,6 +41,7 @@ class StructuralGIN(Architecture):
     dropout: float = Field(
         default=0.0, ge=0, lt=1, description="Share of hidden numbers of x that a step leaves out after each layer."
     )
+    norm: NodeNorm = Field(default="none", description=NORM)
     init: Initialization = Field(default="torch", description=INITIALIZATION)
 
     def build(self, spec: InputSpec) -> ClassificationModel:
@@ -79,10 +81,17 @@ class _StructuralGIN(ClassificationModel):
         self.first = nn.Linear(inputs, width)
         self.structure = _Structure(form.walks + form.degrees, width, form.layers)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(form.layers)
+            nn.Sequential(
+                nn.Linear(2 * width, width),
+                node_norm(width, form.norm),
+                nn.ReLU(),
+                nn.Linear(width, width),
+                node_norm(width, form.norm),
+            )
+            for _ in range(form.layers)
         )
         self.joined = nn.Linear(2 * width, width)
-        self.last = nn.Linear(width, width)
+        self.last = nn.Sequential(nn.Linear(width, width), node_norm(width, form.norm))
         self.dropout = nn.Dropout(form.dropout)
         self.head = nn.Linear(width, outputs)
 

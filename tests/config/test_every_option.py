@@ -65,8 +65,10 @@ TOGETHER = {
     "InteractionsSource.separator": {"path": "rows.csv"},
     **{
         f"SeriesSource.{field}": {"path": "rows.csv", "targets": ["load"]}
-        for field in ("window", "horizon", "stride", "validation", "test", "scaling", "season", "form", "client")
-        + ("time", "covariates", "missing", "gaps")
+        for field in (
+            *("window", "horizon", "stride", "validation", "test", "scaling", "season", "form", "client", "time"),
+            *("covariates", "missing", "gaps"),
+        )
     },
     "ImageFolderSource.part": {"path": "folder", "levels": ["split", "class"]},
     "ImageFolderSource.validation": {"path": "folder", "levels": ["split", "class"]},

@@ -23,7 +23,7 @@ from tests.support.graphs import dense
 
 torch.set_num_threads(1)
 SMALL = StructuralGIN(hidden=5, layers=2, walks=3, degrees=2)
-KINDS = (SMALL, StructuralGIN(hidden=4, walks=0), StructuralGIN(hidden=4, degrees=0, walks=1, layers=1))
+KINDS = (SMALL, StructuralGIN(hidden=4, walks=0, norm="layer"), StructuralGIN(hidden=4, degrees=0, walks=1, layers=1))
 
 
 def walked(adjacency: np.ndarray, walks: int, degrees: int) -> np.ndarray:
@@ -53,10 +53,10 @@ def test_it_is_the_formula_of_the_paper() -> None:
         s = linear("structure.first", walked(adjacency, 3, 2))
         for layer in range(2):
             heard = (adjacency + np.eye(len(adjacency))) @ np.concatenate([x, s], 1)
-            x = np.maximum(linear(f"layers.{layer}.2", np.maximum(linear(f"layers.{layer}.0", heard), 0)), 0)
+            x = np.maximum(linear(f"layers.{layer}.3", np.maximum(linear(f"layers.{layer}.0", heard), 0)), 0)
             s = np.tanh(linear(f"structure.layers.{layer}", roots @ looped @ roots @ s))
         whole = linear("joined", np.concatenate([x, s], 1)).sum(0)
-        wanted = linear("head", np.maximum(linear("last", whole), 0))
+        wanted = linear("head", np.maximum(linear("last.0", whole), 0))
         np.testing.assert_allclose(logits.numpy(), wanted, rtol=1e-9, atol=1e-9)
 
 
