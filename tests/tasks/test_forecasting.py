@@ -191,6 +191,23 @@ def test_what_does_not_fit_is_refused_before_the_start(changes: dict[str, Any], 
         checked(sections(**changes))
 
 
+def two_series(streams: RandomStreams) -> SeriesDataset:
+    values = streams.generator("mine").normal(size=(3, 60, 2)).cumsum(1)
+    return SeriesDataset([Series(f"s{k}", own) for k, own in enumerate(values)], 2, Cut(6, 2), "client")
+
+
+def test_several_series_of_a_client_have_a_vector_of_features_each(tmp_path: Path) -> None:
+    data = {"dataset": f"{__name__}:two_series"}
+    for number, model in enumerate(("dlinear", {"name": "nlinear", "individual": True})):
+        found = pooled(sections(**data, model=model), tmp_path, str(number))
+        assert np.isfinite(found["skill"])
+        with pytest.raises(
+            ConfigError, match=r"moon cannot learn task=forecasting, .* one vector of features a sample"
+        ):
+            checked(sections(**data, model=model, algorithm="moon"))
+    checked(sections(**data, model={"name": "lstm_forecaster", "hidden": 4}, algorithm="moon"))
+
+
 @pytest.mark.parametrize("name", ["parquet", "arrays"])
 def test_files_of_rows_say_which_source_cuts_windows(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"windows of series are cut by dataset=series"):
