@@ -53,7 +53,7 @@ class Cut:
         stride: times from the beginning of a window to that of the next one; the first one begins with its stretch.
         validation: share of the times that validation windows forecast.
         test: share of the times that test windows forecast.
-        season: the naive forecast of a time is the last value seen that is a multiple of so many times before it.
+        season: the naive forecast of a time is the last one seen that lies a multiple of this number of times before.
     """
 
     window: int

@@ -210,6 +210,7 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
             "classes": spec.num_classes,
             "vocabulary": spec.vocabulary,
             **({} if spec.target == "class" else {"target": spec.target}),
+            **({"horizon": spec.horizon} if spec.horizon else {}),
         },
         "transform": run.config.transform.model_dump(mode="json"),
         "modules": modules,

@@ -28,6 +28,10 @@ from tests.support.option_effects import EFFECTS
 ROOT = Path(__file__).parents[2]
 PRODUCT = [path for folder in ("rayfl", "actors", "algorithms", "cluster") for path in (ROOT / folder).rglob("*.py")]
 TESTS = list((ROOT / "tests").rglob("*.py"))
+SERIES = (
+    *("window", "horizon", "stride", "validation", "test", "scaling", "season"),
+    *("form", "client", "time", "covariates", "missing", "gaps"),
+)
 TOGETHER = {
     "PrivacyConfig.delta": {"clip_norm": 1, "noise_multiplier": 1},
     "PrivacyConfig.noise": {"clip_norm": 1, "noise_multiplier": 1},
@@ -63,13 +67,7 @@ TOGETHER = {
     "TuGraphsSource.larger": {"path": "graphs", "max_nodes": 9},
     "InteractionsSource.columns": {"path": "rows.csv"},
     "InteractionsSource.separator": {"path": "rows.csv"},
-    **{
-        f"SeriesSource.{field}": {"path": "rows.csv", "targets": ["load"]}
-        for field in (
-            *("window", "horizon", "stride", "validation", "test", "scaling", "season", "form", "client", "time"),
-            *("covariates", "missing", "gaps"),
-        )
-    },
+    **{f"SeriesSource.{field}": {"path": "rows.csv", "targets": ["load"]} for field in SERIES},
     "ImageFolderSource.part": {"path": "folder", "levels": ["split", "class"]},
     "ImageFolderSource.validation": {"path": "folder", "levels": ["split", "class"]},
     "HuggingFaceSource.length": {"path": "folder", "tokenizer": "words"},

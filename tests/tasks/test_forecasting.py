@@ -99,6 +99,7 @@ def pooled(content: dict[str, Any], folder: Path, name: str) -> dict[str, Any]:
     return {key: row[f"pooled_{key}"] for key in ("mse", "skill", "mae", "loss")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -157,7 +158,7 @@ def test_clients_and_single_windows_can_be_private(tmp_path: Path) -> None:
     whole = sections(algorithm=uniform, train=train, privacy={"clip_norm": 0.5, "noise_multiplier": 0.3})
     assert np.isfinite(pooled(whole, tmp_path, "clients")["mse"])
     single = {"example_clip_norm": 1.0, "example_noise_multiplier": 0.5}
-    for model in (NET, "dlinear", "nlinear", {"name": "lstm_forecaster", "hidden": 3}):
+    for model in ("dlinear", {"name": "lstm_forecaster", "hidden": 3}):
         content = sections(privacy=single, model=model)
         found = pooled(content, tmp_path, model if isinstance(model, str) else str(model["name"]))
         assert np.isfinite(found["mse"])
@@ -189,6 +190,23 @@ def test_clients_and_single_windows_can_be_private(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_the_start(changes: dict[str, Any], words: str) -> None:
     with pytest.raises((ConfigError, DataError, ModelError), match=words):
         checked(sections(**changes))
+
+
+def two_series(streams: RandomStreams) -> SeriesDataset:
+    values = streams.generator("mine").normal(size=(3, 60, 2)).cumsum(1)
+    return SeriesDataset([Series(f"s{k}", own) for k, own in enumerate(values)], 2, Cut(6, 2), "client")
+
+
+def test_several_series_of_a_client_have_a_vector_of_features_each(tmp_path: Path) -> None:
+    data = {"dataset": f"{__name__}:two_series"}
+    for number, model in enumerate(("dlinear", {"name": "nlinear", "individual": True})):
+        found = pooled(sections(**data, model=model), tmp_path, str(number))
+        assert np.isfinite(found["skill"])
+        with pytest.raises(
+            ConfigError, match=r"moon cannot learn task=forecasting, .* one vector of features a sample"
+        ):
+            checked(sections(**data, model=model, algorithm="moon"))
+    checked(sections(**data, model={"name": "lstm_forecaster", "hidden": 4}, algorithm="moon"))
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrays"])
