@@ -101,6 +101,17 @@ def test_models_that_score_items_are_looked_at_with_made_up_rows() -> None:
     assert sizes == {"fedavg": (201 * 64, 201 * 64, 0), "fedper": (200 * 64, 200 * 64, 64)}
 
 
+def test_models_of_graphs_are_looked_at_with_made_up_graphs() -> None:
+    own = ("partition=natural", "holdout.test=null", "holdout.validation=0.1", "--methods", "fedavg,fedproto", "--json")
+    found = json.loads(shown("model={name: gin, layers: 1, hidden: 5}", "dataset=synthetic_graphs", *own))
+    assert found["models"][0]["inputs"] == [20, 25] and found["models"][0]["stacks"]
+    numbers = 5 * 5 + 5 + 5 * 5 + 5 + 1 + 4 * (5 + 5 + 1)
+    assert found["models"][0]["parameters"] == numbers and found["methods"][0]["up"] == 4 * numbers
+    of_nodes = ("model=gcn", "dataset=synthetic_subgraphs", "task=node_classification")
+    found = json.loads(shown(*of_nodes, *own))
+    assert found["models"][0]["inputs"] == [60, 69] and found["methods"][1]["refused"]
+
+
 def test_unknown_methods_are_named() -> None:
     with pytest.raises(ConfigError, match=r"no method 'fedavq'.*did you mean 'fedavg'"):
         shown("model=two_nn", "dataset=mnist", "--methods", "fedavq")

@@ -199,6 +199,8 @@ def test_made_up_graphs_have_the_pattern_of_their_class_and_numbers_of_their_cli
     assert all(most <= limit for most, limit in zip(further, (5, 10, 4, 6), strict=True))
     alone = SyntheticGraphsSource(**{**options, "num_clients": 1}).open(RandomStreams(1))
     assert np.array_equal(alone.x[:], found.x[:12]) and np.array_equal(alone.y, found.y[:12])
+    more = torch.from_numpy(SyntheticGraphsSource(**options, patterns=3).open(RandomStreams(1)).x[:])
+    assert more[..., :12].sum() > 1.3 * x[..., :12].sum()
     other = SyntheticGraphsSource(**options).open(RandomStreams(2))
     assert not np.array_equal(other.x[:], found.x[:])
 
