@@ -39,6 +39,8 @@ PAGE = ROOT / "docs" / "tasks.md"
 BEGIN, END = "<!-- made by scripts/docs/task_table.py -->", "<!-- end of what it made -->"
 ROUNDS = 2
 
+FEW_HOURS = {"period": 8, "window": 8, "horizon": 3, "validation": 0.2}
+
 TASKS: dict[str, dict[str, Any]] = {
     "classification": {
         "dataset": "wine",
@@ -79,15 +81,7 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     "preference": {"dataset": {"name": "synthetic_preferences", "num_clients": 4, "samples": 20}},
     "forecasting": {
-        "dataset": {
-            "name": "synthetic_series",
-            "num_clients": 4,
-            "times": 60,
-            "period": 8,
-            "window": 8,
-            "horizon": 3,
-            "validation": 0.2,
-        },
+        "dataset": {"name": "synthetic_series", "num_clients": 4, "times": 60, **FEW_HOURS},
         "holdout": {},
         "model": {"name": "two_nn", "hidden": [6, 6]},
     },
