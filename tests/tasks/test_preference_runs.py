@@ -25,6 +25,7 @@ from rayfl.runs.folder import open_run
 from rayfl.runs.membership import losses_of
 from rayfl.runs.rows import where
 from rayfl.tasks.base import Predictor
+from rayfl.tasks.generation import prompts_of
 from tests.support.bases import write_base
 from tests.support.experiments import Interrupt, outcome
 from tests.support.toys import assert_close, assert_equal
@@ -128,16 +129,20 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
         assert_equal(one.states[client], other.states[client])
 
 
-def test_single_pairs_have_losses_for_an_attacker_and_prompts_no_answers(tmp_path: Path) -> None:
-    """The attacker of memberships has each pair's loss; answers are generated for language_model alone."""
+def test_single_pairs_have_losses_for_an_attacker_and_prompts_answers(tmp_path: Path) -> None:
+    """The attacker of memberships has each pair's loss; of answers the preferred ones are the references."""
     result = rayfl.run(experiment(tmp_path, "run", METHODS["FedSA-LoRA"]))
     models = CommittedModels(open_run(str(tmp_path / "run"), Experiment))
     for client, row, members, others in losses_of(models):
         scored = where(result.clients, round=2, cohort="all", split="test", client=client, model=row).to_pylist()
         assert others.shape == (scored[0]["n"],) and others.mean() == pytest.approx(scored[0]["loss"], abs=1e-5)
         assert np.isfinite(members).all() and len(members) == 8
-    with pytest.raises(ConfigError, match=r"is a run of preference; answers are of task=language_model"):
-        list(answered(models))
+    for client, found in answered(models, most=4):
+        pairs = models.parts.dataset.load(client)["test"]
+        asked = [prompts_of(x[0], y[0])[0] for x, y in zip(pairs.x, pairs.y, strict=True)]
+        decoder = models.run.config.dataset.decoder()
+        assert [one.reference for one in found] == [decoder.text(one.response) for one in asked]
+        assert all(1 <= one.tokens <= 4 for one in found)
 
 
 def test_pairs_can_be_private_samples(tmp_path: Path) -> None:
