@@ -17,8 +17,8 @@ from rayfl.examples import SPLITS, Examples, InputSpec
 Scaling = Literal["client", "global", "none"]
 """By whose mean and deviation series are scaled: each client's own, or all clients'."""
 _SHOWN = 3
-_TOLD = 0.1
-"""Share of windows that may be left out at borders, as nearly always some are, before that is said."""
+_TOLD = 10
+"""That windows are left out at borders, as nearly always some are, is said if they are more than one in this number."""
 _CONSTANT = 1e-9
 """Deviations below this share of a series' largest number are round-off: the series is constant."""
 
@@ -217,6 +217,6 @@ def _on_lost(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
 def _on_borders(found: Sequence[tuple[Mapping[str, np.ndarray], int]]) -> list[str]:
     lost = sum(count for _, count in found)
     kept = sum(len(begins) for by_split, _ in found for begins in by_split.values())
-    if lost <= _TOLD * (lost + kept):
+    if _TOLD * lost <= lost + kept:
         return []
     return [f"windows that forecast times of two splits are left out, {lost} of {lost + kept}, so that none is in both"]
