@@ -57,7 +57,7 @@ class FedPub(Averaging):
     w_i, h_i and n_i. Evaluated: w_i with its mask (``personalized``); a client never sampled has w.
 
     References:
-        Baek, Jeong, Jin, Yoon, Hwang: Personalized Subgraph Federated Learning, ICML 2023, section 4.
+        Baek, Jeong, Jin, Yoon, Hwang: Personalized Subgraph Federated Learning, ICML 2023.
     """
 
     name: Literal["fedpub"] = "fedpub"

@@ -78,7 +78,7 @@ class GCFL(SplitClusters):
     w_c (``personalized``). There is no global model.
 
     References:
-        Xie, Ma, Xiong, Yang: Federated Graph Classification over Non-IID Graphs, NeurIPS 2021, sections 4 and 5.
+        Xie, Ma, Xiong, Yang: Federated Graph Classification over Non-IID Graphs, NeurIPS 2021.
     """
 
     name: Literal["gcfl"] = "gcfl"
