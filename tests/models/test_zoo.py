@@ -22,15 +22,22 @@ from rayfl.models.zoo import (
     Architecture,
     Candidates,
     CharLSTM,
+    DLinear,
     FastText,
+    GCNModel,
+    GINModel,
     HarCNN,
+    LSTMForecaster,
     MobileNet,
     ModelConfig,
+    NLinear,
+    PatchTransformer,
     ReddiCNN,
     ResNet9,
     ResNet18,
     SimpleCNN,
     SqueezeNet,
+    StructuralGIN,
     SuPerFedCNN,
     SuPerFedTwoCNN,
     TabularMLP,
@@ -44,6 +51,8 @@ from tests.support.zoo_inputs import image
 torch.set_num_threads(1)
 
 
+GRAPHS = InputSpec("graph", (6, 9), 4)
+WINDOWS = InputSpec("image", (1, 1, 12), 4, horizon=4)
 TEXT = InputSpec("tokens", (5,), 7, vocabulary=7)
 SMALL: dict[str, tuple[Architecture, InputSpec]] = {
     "superfed_cnn": (SuPerFedCNN(), image(1, 28, 4)),
@@ -64,6 +73,13 @@ SMALL: dict[str, tuple[Architecture, InputSpec]] = {
     "char_lstm no bias": (CharLSTM(hidden=6, biases=0, vocabulary=9, init="xavier_normal"), TEXT),
     "har_cnn": (HarCNN(kernel=3, hidden=(8,)), InputSpec("image", (2, 1, 18), 4)),
     "squeezenet": (SqueezeNet(), image(1, 20, 4)),
+    "gcn": (GCNModel(hidden=6), GRAPHS),
+    "gin": (GINModel(hidden=6, norm="layer"), GRAPHS),
+    "structural_gin": (StructuralGIN(hidden=6, layers=1, walks=3, degrees=3), GRAPHS),
+    "dlinear": (DLinear(kernel=3), WINDOWS),
+    "nlinear": (NLinear(), WINDOWS),
+    "lstm_forecaster": (LSTMForecaster(hidden=6), WINDOWS),
+    "patch_transformer": (PatchTransformer(patch=4, stride=2, width=8, heads=2, layers=1, hidden=8), WINDOWS),
 }
 LARGE: dict[str, tuple[Architecture, InputSpec]] = {
     "vgg": (VGG(depth=11), image(3, 32, 4)),
@@ -82,7 +98,7 @@ def test_groups_partition_the_parameters(config: Architecture, spec: InputSpec) 
     names = set(network.parameter_names)
     head, body, block = set(network.head_names), set(network.body_names), set(network.classifier_names)
     assert head | body == names and not head & body
-    assert head <= block < names
+    assert head <= block and (block < names or config.name in ("dlinear", "nlinear"))
     assert tuple(name for layer in network.layers for name in layer) == network.parameter_names
     tree = network.initialize(0)
     features, logits = network.features_and_logits(tree, examples(2, spec, 0).x)

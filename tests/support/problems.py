@@ -184,7 +184,12 @@ def examples(samples: int, spec: InputSpec, seed: int, dtype: torch.dtype = torc
     y = torch.randint(0, spec.num_classes, (samples,), generator=generator)
     if spec.kind == "tokens":
         return Examples(torch.randint(0, spec.vocabulary, (samples, *spec.shape), generator=generator), y)
-    return Examples(torch.rand(samples, *spec.shape, generator=generator, dtype=dtype), y)
+    x = torch.rand(samples, *spec.shape, generator=generator, dtype=dtype)
+    if spec.kind == "graph":  # symmetric, and all nodes exist
+        nodes = spec.shape[0]
+        x[..., :nodes] = (x[..., :nodes] + x[..., :nodes].transpose(1, 2)).round()
+        x[..., nodes] = 1
+    return Examples(x, y)
 
 
 def cross_entropy(model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
