@@ -71,6 +71,8 @@ def draw(
             _panel(axes, rows, drawn, axis)
             if line == len(metrics) - 1:
                 axes.set_xlabel(_AXES[axis])
+                if len(there := {float(x) for curve in axes.lines for x in curve.get_xdata()}) == 1:
+                    axes.set_xticks(list(there))  # around a single place numbers are long, and lie over each other
             if column == 0:
                 axes.set_ylabel(drawn.axis)
             if axis == "rounds":
