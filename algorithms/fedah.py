@@ -54,9 +54,11 @@ class FedAH(LearnedMixture):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         head, trained = set(task.network.head_names), set(task.network.parameter_names)
-        if not head & trained or not trained - head:
+        if not head & trained:
+            raise ConfigError("fedah fits the head by itself, and this model trains nothing of it: choose another")
+        if not trained - head:
             raise ConfigError(
-                "fedah fits a body and a last layer in turn, and this model trains only one of the two: choose another"
+                "fedah fits the body by itself, and no body is left: this model trains its head alone; choose another"
             )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:

@@ -170,6 +170,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
 
 
 HEAD_NEEDED = {
+    "fedah",
     "ccvr",
     "fedgen",
     "fedgh",
@@ -200,6 +201,7 @@ MORE_NEEDED = {"fedap", "pfedpara"} | CUT_BY_WIDTH
 """Batch normalization, factors, or that all layers are trained."""
 
 BODY_NEEDED = {
+    "fedah",
     "fedper",
     "lg_fedavg",
     "pfl_da",

@@ -144,7 +144,7 @@ OWN_MODELS = {
     "per-fedavg-hf": Case(PerFedAvg(version="hf", alpha=0.1, adapt_batch="batch")),
     "per-fedavg-exact": Case(PerFedAvg(version="exact", alpha=0.1)),
     "knn-per": Case(KnnPer(neighbours=3)),
-    "fedah": Case(FedAH(), private=frozenset({"head", "weights"})),
+    "fedah": Case(FedAH(head_epochs=None), one_layer=False, private=frozenset({"head", "weights"})),
     "fedala": Case(FedALA(start_threshold=None, start_passes=2), private=frozenset({"upper", "weights"})),
     "fedem": Case(FedEM(components=2), down=twice, up=twice, private=frozenset({"mixture"}), averages=False),
 }
