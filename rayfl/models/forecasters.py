@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Literal, Self
 
 import torch
@@ -133,9 +134,9 @@ class EachAlone(ClassificationModel):
         found = self.of_series(x[:, :, 0])
         return found[:, 0] if self.series == 1 else found
 
+    @abstractmethod
     def of_series(self, x: Tensor) -> Tensor:
         """Returns features of shape (b, k, f) of windows of shape (b, k, times)."""
-        raise NotImplementedError
 
     def classify(self, features: Tensor) -> Tensor:
         return self.forecast(features).flatten(1)

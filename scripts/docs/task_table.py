@@ -38,7 +38,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "tasks.md"
 BEGIN, END = "<!-- made by scripts/docs/task_table.py -->", "<!-- end of what it made -->"
 ROUNDS = 2
-
 FEW_HOURS = {"period": 8, "window": 8, "horizon": 3, "validation": 0.2}
 
 TASKS: dict[str, dict[str, Any]] = {
