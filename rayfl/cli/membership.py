@@ -33,12 +33,12 @@ def membership(
 ) -> None:
     """Attack a run's models: do their losses tell which samples they were trained on (membership inference)?"""
     from rayfl.runs.committed import CommittedModels
-    from rayfl.runs.membership import by_client, caveat, losses_of, never_took_part, summary
+    from rayfl.runs.membership import by_client, caveat, losses_of, summary
 
     models = CommittedModels(open_folder(run, trust), round)
     chosen, found = list(dict.fromkeys(client or [])), []
     with Progress(console=terminal.err(), transient=True, disable=not terminal.err().is_terminal) as bar:
-        task = bar.add_task("losses", total=len(chosen) or models.parts.num_clients - len(never_took_part(models)))
+        task = bar.add_task("losses", total=len(chosen) or models.parts.num_clients - len(models.idle or ()))
         for one in losses_of(models, model, chosen, others, samples):
             found.append(one)
             bar.update(task, advance=1, description=f"client {one[0]}")

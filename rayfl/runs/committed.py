@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import pyarrow.compute as pc
 import torch
 
 from rayfl.aggregation.memory import without_memory
@@ -18,6 +19,7 @@ from rayfl.examples import Examples
 from rayfl.params import Tree
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Cohort
+from rayfl.runs.participation import participants
 from rayfl.runs.rows import named_model
 from rayfl.storage.manifest import Manifest
 from rayfl.system.unfinished import separated
@@ -62,6 +64,15 @@ class CommittedModels:
     def engine(self) -> Engine:
         """Executes what predictors need (fine-tuning), client by client."""
         return Engine(self.parts.task, _CPU, self.run.config.engine.model_copy(update={"mode": "looped"}))
+
+    @cached_property
+    def idle(self) -> frozenset[int] | None:
+        """The clients that train but had been in no round until then; None where it is not known who took part."""
+        known = participants(self.run)
+        if known is None:
+            return None
+        before = known.filter(pc.less_equal(known["round"], self.rounds_completed))
+        return frozenset(range(self.parts.num_clients)) - frozenset(before["client"].to_pylist())
 
     def state(self, client: int) -> Tree:
         """A client's state; empty for one that has none (yet)."""

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
 
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.metrics.membership import Membership, membership
 from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor, task_of
-from rayfl.runs.participation import participants
 from rayfl.tasks.predictor import Predictor
 
 _ROWS = 64
@@ -47,7 +45,7 @@ def losses_of(
         raise ConfigError(
             f"{models.run.uri}: the loss of task={parts.task.name} compares samples, so that a single one has none"
         )
-    idle = never_took_part(models)
+    idle = models.idle or frozenset()
     for client in clients:
         check_client(models.run, client)
         why = "was held out from training" if client >= parts.num_clients else "has taken part in no round until then"
@@ -65,18 +63,6 @@ def losses_of(
             yield client, row, members, unseen
 
 
-def never_took_part(models: CommittedModels) -> set[int]:
-    """Returns the clients that train but had not been in a round when the models were committed.
-
-    Empty where it is not known exactly who took part (:func:`rayfl.runs.participation.participants`).
-    """
-    known = participants(models.run)
-    if known is None:
-        return set()
-    before = known.filter(pc.less_equal(known["round"], models.rounds_completed))
-    return set(range(models.parts.num_clients)) - set(before["client"].to_pylist())
-
-
 def caveat(models: CommittedModels) -> str:
     """Returns what else than training tells members from others, in words; empty where nothing is known."""
     config = models.run.config
@@ -85,10 +71,10 @@ def caveat(models: CommittedModels) -> str:
         return f"training labels have noise (noise.ratio={ratio:g}) and others have not, which losses tell, too"
     if config.attack.on and (config.attack.labels != "honest" or config.attack.backdoor is not None):
         return "malicious clients trained on other samples than they have here, so that theirs are no members"
-    if participants(models.run) is None:
+    if models.idle is None:
         return "who took part in each round is not known of this run: clients that never did may be among these"
-    if idle := never_took_part(models):
-        return f"{len(idle)} of {models.parts.num_clients} clients had been in no round, and are left out"
+    if models.idle:
+        return f"{len(models.idle)} of {models.parts.num_clients} clients had been in no round, and are left out"
     return ""
 
 
