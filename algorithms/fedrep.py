@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from algorithms.base import setting
 from algorithms.parts.finetuning import FineTuning
 from algorithms.parts.partial import PartialModel, shared_part
+from algorithms.parts.settings import epochs_without_effect
 from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from rayfl.tasks.base import Predictor
@@ -56,6 +58,9 @@ class FedRep(PartialModel, FineTuning):
         "which parameters fine-tuning after the last round moves (original: the head)",
         unless={"finetune_epochs": (0,)},
     )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return epochs_without_effect(self, ("head_epochs", "body_epochs"), context.train)
 
     async def train_model(self, client: Client, model: Tree) -> Tree:
         network = client.task.network

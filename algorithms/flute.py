@@ -12,6 +12,7 @@ from torch import Tensor
 from algorithms.base import Clients, check_head, setting
 from algorithms.parts.partial import PartialModel
 from algorithms.parts.prototypes import class_counts
+from algorithms.parts.settings import epochs_without_effect
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.objectives import loss
@@ -87,6 +88,9 @@ class FLUTE(PartialModel):
     def check(self, task: Task, context: RoundContext) -> None:
         check_head("FLUTE", task.network)
         super().check(task, context)
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return epochs_without_effect(self, ("head_epochs", "joint_epochs"), context.train)
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         changed = super().round(server, cohort, clients)

@@ -90,13 +90,31 @@ def limits_without_effect(option: str, value: int | None, train: TrainConfig) ->
         value: the number of local steps; None where the training section tells them.
         train: the training section.
     """
-    limits = ("min_local_steps", "max_local_steps", "stragglers")
+    limits = ("local_epochs", "min_local_steps", "max_local_steps", "stragglers")
     given = [name for name in limits if getattr(train, name) != type(train).model_fields[name].default]
     if value is None or not given:
         return ()
     return tuple(
         f"train.{name} has no effect: algorithm.{option} says how many local steps there are" for name in given
     )
+
+
+def epochs_without_effect(method: BaseModel, options: Sequence[str], train: TrainConfig) -> tuple[str, ...]:
+    """Says that the section's local epochs have no effect in rounds, if the method's own options tell them; or nothing.
+
+    Newcomers join with the section's epochs, and stragglers' work is a part of them.
+
+    Args:
+        method: the method.
+        options: names of its options for the epochs of all its passes.
+        train: the training section.
+    """
+    usual = type(train).model_fields["local_epochs"].default
+    told = [getattr(method, option) for option in options]
+    if None in told or train.local_epochs == usual or train.stragglers:
+        return ()
+    listed = " and ".join(f"algorithm.{option}={value}" for option, value in zip(options, told, strict=True))
+    return (f"train.local_epochs={train.local_epochs} has no effect in rounds: {listed} say how many epochs there are",)
 
 
 def _shown(value: Any) -> str:

@@ -94,6 +94,9 @@ def test_clipped_gradients_that_control_variates_are_read_from_are_named() -> No
         ),
         ("pfedgraph", {"local_steps": 20}, {"min_local_steps": 3}, "train.min_local_steps has no effect: algorithm.l"),
         ("pfedhn", {}, {"max_local_steps": 3}, "train.max_local_steps has no effect: algorithm.inner_steps says"),
+        ("pfedhn", {}, {"local_epochs": 2}, "train.local_epochs has no effect: algorithm.inner_steps says"),
+        ("fedrep", {}, {"local_epochs": 2}, "train.local_epochs=2 has no effect in rounds: algorithm.head_epochs=10 and"),
+        ("flute", {"head_epochs": 2}, {"local_epochs": 3}, "algorithm.head_epochs=2 and algorithm.joint_epochs=1 say"),
         ("fml", {"persist_private_optimizer": True}, {}, "algorithm.persist_private_optimizer has no effect: SGD"),
         ("fednova", {"effective_steps": "steps"}, {}, "algorithm.effective_steps has no effect: without momentum"),
     ],
@@ -105,6 +108,13 @@ def test_what_has_no_effect_beside_the_training_section_is_named(
     (said,) = registry.METHODS[method](**options).remarks(context)
     assert words in said
     assert registry.METHODS[method](**options).remarks(replace(context, train=TrainConfig(momentum=0.9))) == ()
+
+
+def test_epochs_of_the_training_section_that_a_pass_or_stragglers_take_are_not_called_idle() -> None:
+    context = RoundContext(0, 2, 5, TrainConfig(local_epochs=3), RandomStreams(0))
+    assert registry.METHODS["fedrep"](body_epochs=None).remarks(context) == ()
+    stragglers = TrainConfig(local_epochs=3, stragglers=0.5)
+    assert registry.METHODS["fedrep"]().remarks(replace(context, train=stragglers)) == ()
 
 
 def test_one_cluster_by_choice_needs_no_remark(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -133,7 +133,8 @@ def test_what_has_no_epochs_says_that_nobody_lags() -> None:
         context = toy(FedAvg(), LAGGING).context
         return [*algorithm.remarks(context)]
 
-    (remark,) = said(PFedHN())
+    epochs, remark = said(PFedHN())
+    assert epochs.startswith("train.local_epochs has no effect")
     assert remark == "train.stragglers has no effect: algorithm.inner_steps says how many local steps there are"
     assert said(PFedHN(inner_steps=None)) == []
     for algorithm, words in ((Centralized(), "no client can lag"), (L2GD(), "of which nobody can do a part")):
