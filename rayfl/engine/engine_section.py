@@ -40,12 +40,12 @@ class EngineConfig(BaseModel):
     capture: bool = Field(
         False,
         description="record a step of stacked clients as a CUDA graph, and replay it for those that are alike: the "
-        "host then launches one graph a step; the results are the same",
+        "host then launches one graph a step; the results are the same. Texts keep their padding, which costs time",
     )
     compile: bool = Field(
         False,
         description="have Inductor compile the steps of stacked clients, which takes about a minute for each form of a "
-        "step and needs a C++ compiler; results agree up to rounding",
+        "step and needs a C++ compiler; results agree up to rounding. Texts keep their padding, as with capture",
     )
 
     @model_validator(mode="after")
