@@ -160,6 +160,7 @@ def _cell(rows: Sequence[dict[str, float]], metric: Metric, clients: Sequence[in
 
 def undefined(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[str]:
     """Returns which means are over fewer clients than have samples, a sentence for each metric."""
+    uneven = [metric.column for metric in metrics if _uneven(lines, metric)]
     notes = []
     for metric in metrics:
         found = {
@@ -169,8 +170,16 @@ def undefined(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[str]:
         }
         if metric.by_client and found:
             label = metric.heading.removesuffix(" %")
-            notes.append(f"{label}: over {' or '.join(found)} clients, for the others it is undefined")
+            note = f"{label}: over {' or '.join(found)} clients, for the others it is undefined"
+            notes.append(f"{note}; no number of the column is the best" if metric.column in uneven else note)
     return notes
+
+
+def _uneven(lines: Sequence[Line], metric: Metric) -> bool:
+    """Returns whether a metric is undefined for more clients of one line than of another: the means are of others."""
+    cells = [(line.cells[metric.column].clients, line.evaluated) for line in lines if line.eligible]
+    lacking = {evaluated - count for count, evaluated in cells if count is not None}
+    return metric.by_client and len(lacking) > 1
 
 
 def with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
@@ -184,7 +193,8 @@ def with_best(lines: Sequence[Line], metrics: Sequence[Metric]) -> list[Line]:
 
     order = {}
     for metric in metrics:
-        values = {rank(line, metric) for line in eligible} if metric.comparable else set()
+        told = metric.comparable and not _uneven(lines, metric)
+        values = {rank(line, metric) for line in eligible} if told else set()
         found = sorted((value for value in values if np.isfinite(value)), reverse=True)
         order[metric.column] = found[:2] if len(values) > 1 else []  # no line is the best where all are equal
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -17,7 +18,7 @@ from rayfl.report.blocks import Table
 from rayfl.report.columns import columns_of
 from rayfl.report.comparison import compare
 from rayfl.report.formats import numbers
-from rayfl.report.lines import Wanted
+from rayfl.report.lines import Wanted, undefined, with_best
 from rayfl.report.paper import paper_table
 from rayfl.report.single import page_of_run
 from rayfl.results.schemas import metrics_metadata
@@ -59,6 +60,21 @@ def test_a_number_says_how_many_clients_have_one(pair: list[Run]) -> None:
     wanted = Wanted([columns_of(pair)[name] for name in ("pooled_top1", "top1_best_round", "top1_worst5", "auroc")])
     counts = {row["metric"]: row["clients"] for row in numbers({"": compare(pair[:1], wanted)})}
     assert counts == {**dict.fromkeys(counts, everybody), "auroc": defined}
+
+
+def test_means_over_different_numbers_of_clients_have_no_best(pair: list[Run]) -> None:
+    """A metric that is undefined for more clients of one method than of another: those it lacks may be its worst."""
+    comparison = compare(pair)
+    metrics = comparison.wanted.metrics
+    assert any(line.cells["auroc"].best for line in comparison.lines)
+    short = comparison.lines[0]
+    fewer = replace(short.cells["auroc"], clients=short.cells["auroc"].clients - 1)
+    lines = [replace(short, cells={**short.cells, "auroc": fewer}), *comparison.lines[1:]]
+    marked = with_best(lines, metrics)
+    assert not any(line.cells["auroc"].best or line.cells["auroc"].second for line in marked)
+    assert any(line.cells["loss"].best for line in marked)
+    (note,) = [note for note in undefined(marked, metrics) if note.startswith("AUROC")]
+    assert note.endswith("for the others it is undefined; no number of the column is the best")
 
 
 def test_evaluations_of_drawn_clients_have_no_best_round(copied: Copied, finished: Path) -> None:
