@@ -268,7 +268,8 @@ def participants(run: RunFolder, round: int, client: int | None = None) -> list[
     if run.parts.schedule is not None:
         raise RunError("rounds on simulated devices cannot be replayed: who was asked depends on the virtual clock")
     absent = set(where(left_out(run.skipped), round=round)["client"].to_pylist())
-    cohort = [one for one in run.parts.cohort(round - 1) if one not in absent]
+    sampled = where(run.cohorts, round=round)["client"].to_pylist() if run.parts.chosen else run.parts.cohort(round - 1)
+    cohort = [one for one in sampled if one not in absent]
     if client is not None and client not in cohort:
         raise ConfigError(
             f"--client: client {client} took no part in round {round}; those who did: {', '.join(map(str, cohort))}"
@@ -291,9 +292,8 @@ def _distance(found: Any, recorded: Any) -> float | None:
             return float("inf")
         exact = torch.float32 if found.dtype is torch.bfloat16 else found.dtype  # NumPy has no bfloat16
         a, b = (leaf.detach().cpu().contiguous().to(exact).numpy() for leaf in (found, recorded))
-        if a.tobytes() == b.tobytes():
-            return None
-        return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+        same = a.tobytes() == b.tobytes()
+        return None if same else float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
     if isinstance(found, int | float) and isinstance(recorded, int | float):
         same = found == recorded or (found != found and recorded != recorded)
         return None if same else abs(float(found) - float(recorded))

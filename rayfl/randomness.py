@@ -8,7 +8,7 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``noise``, ``clients``, ``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``,
 ``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``,
 ``privacy.tree.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``, ``topology``, ``mask``,
-``edges``, ``dispatch``, ``secure_sum``;
+``edges``, ``dispatch``, ``secure_sum``, ``selection``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """
 

@@ -52,7 +52,8 @@ class Evaluation:
         Returns:
             The scores by client, ascending, and the clients that failed.
         """
-        costs = {client: float(self._sizes[client, 1:].sum() + 1) for client in clients}
+        counted = slice(0, 1) if job.losses else slice(1, None)
+        costs = {client: float(self._sizes[client, counted].sum() + 1) for client in clients}
         scores: Scores = {}
         unscored: dict[int, Failure] = {}
         for result in self._hosts.dispatch(job, costs, server, payloads, at_a_time=CLIENTS_AT_A_TIME, alone=alone):

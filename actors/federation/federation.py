@@ -187,8 +187,9 @@ class Federation(Clients):
         report: Callable[[int, int], None] | None = None,
         newcomers: bool = False,
         official: bool = False,
+        losses: bool = False,
     ) -> Scores:
-        """Scores the predictors of clients, distributed over all hosts.
+        """Scores the predictors of clients on all hosts; returns the scores by client, without :attr:`unscored`.
 
         Args:
             server: what all clients see of the server.
@@ -199,13 +200,11 @@ class Federation(Clients):
             report: called with the number of clients scored so far and the total, as results arrive.
             newcomers: whether the clients are held out from training and join for the evaluation.
             official: whether clients' own models are also scored on the official test part.
-
-        Returns:
-            The scores by client, without those in :attr:`unscored`.
+            losses: whether to find the losses of training samples in place of scores; see ``actors.hosting.job.Job``.
         """
         everyone = range(self._context.num_clients) if clients is None else clients
         procedure = "newcomer_predictors" if newcomers else "predictors"
-        job = self._job(procedure, "evaluate", splits=tuple(splits), final=final, official=official)
+        job = self._job(procedure, "evaluate", splits=tuple(splits), final=final, official=official, losses=losses)
         left_out = {client: why for client, why in self._unscorable.items() if client in everyone}
         able = [client for client in everyone if client not in left_out]
         with self._attributed(job):

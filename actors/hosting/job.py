@@ -41,6 +41,7 @@ class Job:
         started: round in which a client started, by client, if it was an earlier one.
         official: whether an evaluation also scores clients' own models on the official test part.
         moved_norm: the clipping norm of the round, where it has moved from the first one.
+        losses: whether an evaluation finds the losses of training samples, of one model of each client, and no scores.
     """
 
     procedure: str
@@ -58,6 +59,7 @@ class Job:
     started: Mapping[int, int] = field(default_factory=dict)
     official: bool = False
     moved_norm: float | None = None
+    losses: bool = False
 
     def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[int, dict[str, Tensor]]:
         """Returns the tensors that more than one of some clients received, by client and path.

@@ -42,6 +42,9 @@ def found_of(
         raise outcome
     if job.kind == "evaluate":
         check_predictors(outcome, job.procedure)
+        if job.losses:
+            result.scores = scorer.losses(outcome, own.algorithm.personalized, samples.of(client.id)["train"])
+            return result
         found = scorer.score_rest(outcome, job.splits, samples.of(client.id), scored)
         if job.official:
             found["official"] = _scores_on_official(own, outcome)

@@ -12,12 +12,14 @@ from rayfl.data.backdoor import Backdoor
 from rayfl.data.soundness import check_examples
 from rayfl.diagnosis.busy_time import busy_seconds
 from rayfl.diagnosis.device_errors import Pieces, check_context
-from rayfl.engine.scoring.evaluation import evaluate
+from rayfl.engine.scoring.evaluation import evaluate, samples_at_a_time
 from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_together
+from rayfl.engine.scoring.sample_losses import sample_losses
 from rayfl.errors import text_of
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 from rayfl.metrics.backdoor import TRIGGERED, with_triggered
+from rayfl.metrics.moments import moments_of
 from rayfl.tasks.base import Predictor, Task
 
 _log = logging.getLogger(__name__)
@@ -119,6 +121,20 @@ class Scorer:
                 made = {**known, **(self.score(rest, samples[split], split) if rest else {})}
             found[split] = {name: made[name] for name in predictors}
         return found
+
+    def losses(self, predictors: Mapping[str, Predictor], own: str, examples: Examples) -> SplitScores:
+        """Returns the moments of the losses of training samples: of the global model, or of what a client has for it.
+
+        Args:
+            predictors: the client's.
+            own: the row that is its method's personalized model, for a method without a global one.
+            examples: the samples, on the device.
+        """
+        name = next((name for name in ("global", own) if name in predictors), next(iter(predictors)))
+        with self._timed():
+            rows = samples_at_a_time(self._batch_size, self._task)
+            task = predictors[name].task or self._task
+            return {"train": {name: moments_of(sample_losses(predictors[name], task, examples, rows))}}
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

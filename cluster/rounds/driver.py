@@ -15,6 +15,7 @@ from cluster.rounds.evaluations import Evaluations
 from cluster.rounds.interrupts import StopRequest
 from cluster.rounds.progress import Progress, empty_tables
 from cluster.rounds.recorder import Recorder
+from cluster.rounds.selecting import Chosen, Selector
 from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
 from rayfl.aggregation.memory import of_rule
@@ -59,6 +60,7 @@ class Driver:
         self._absent: dict[int, dict[int, Failure]] = {}
         self._unscorable: dict[int, dict[int, Failure]] = {}
         self._evaluations = Evaluations(parts, federation, self._callbacks)
+        self._selector = Selector(parts, federation)
         self.progress = self._restored(thoroughly=True)
 
     def run(self) -> Progress:
@@ -113,8 +115,10 @@ class Driver:
         round = self.progress.rounds_completed
         if not round and self._parts.num_unseen:
             self._evaluations.try_newcomer(self.progress)
-        turnout = self._turnout(round)
-        cohort = list(turnout.cohort)
+        chosen = self._selector.choose(round, self.progress, self._unscorable.get(round))
+        if chosen.known is not None:
+            watch.lap("selection")
+        turnout, cohort = chosen.turnout, list(chosen.turnout.cohort)
         evaluation = self._config.evaluation
         scored = evaluation.cohort_every and (round + 1) % evaluation.cohort_every == 0
         left_out = (self._absent.get(round), self._unscorable.get(round))
@@ -136,7 +140,8 @@ class Driver:
         self._anybody |= bool(cohort)
         self._skipped.check_somebody(round, cohort, self._federation.absent)
         watch.lap("server", less={"clients": self._federation.waited_s})
-        progress = self._advance(changed, turnout)
+        progress = self._advance(changed, chosen)
+        self._skipped.note(progress.rounds_completed, chosen.unscored, progress.tables)
         self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)
         if scored:
             self._evaluations.trained(progress)
@@ -163,34 +168,29 @@ class Driver:
             for callback in self._callbacks:
                 callback.on_early_end(progress.rounds_completed, why)
 
-    def _turnout(self, round: int) -> Turnout:
-        """Returns the clients that take part in a round."""
-        schedule = self._parts.schedule
-        if schedule is None:
-            return Turnout(tuple(self._parts.cohort(round)))
-        return schedule.plan(round, self.progress.clock, self.progress.unfinished.updates)
-
     def _simulated(self, turnout: Turnout) -> dict[str, float]:
         return {} if self._parts.schedule is None else {"simulated": turnout.duration_us / 1e6}
 
-    def _advance(self, changed: dict[str, object], turnout: Turnout) -> Progress:
+    def _advance(self, changed: dict[str, object], chosen: Chosen) -> Progress:
         """Returns the progress after a round. The progress before it stays intact, because a crash may return to it."""
-        before, traffic = self.progress, self._federation.traffic
+        before, traffic, turnout = self.progress, self._federation.traffic, chosen.turnout
+        present = self._federation.present(turnout.cohort)
         progress = Progress(
             before.rounds_completed + 1,
             {**before.server, **changed},
             before.tables.after(self._committed),
-            before.bytes_down + traffic.down,
-            before.bytes_up + traffic.up,
+            before.bytes_down + traffic.down + chosen.bytes_down,
+            before.bytes_up + traffic.up + chosen.bytes_up,
             moved_norm=before.moved_norm if self._federation.next_norm is None else self._federation.next_norm,
-            remembered=self._federation.remembered,
+            remembered={**self._federation.remembered, **self._selector.remembered(chosen, present)},
         )
+        progress.tables.add_cohort(progress.rounds_completed, present, chosen.losses)
         progress.tables.clip_norm = self._federation.context.clip_norm
         if self._parts.schedule is not None:
             messages = [traffic.by_client[client] for client in turnout.cohort if client in traffic.by_client]
             progress.clock = before.clock.after(turnout.duration_us, messages, turnout.events)
             progress.tables.simulated_s = progress.clock.seconds
-            sent, present = self._algorithm.sent(before.server), self._federation.present(turnout.cohort)
+            sent = self._algorithm.sent(before.server)
             progress.unfinished = before.unfinished.after(before.rounds_completed, sent, turnout.under_way)
             progress.tables.staleness = {client: self._federation.context.staleness(client) for client in present}
             left_out = {client: (PROCEDURE, reason) for client, reason in turnout.left_out.items()}

@@ -12,7 +12,7 @@ from rayfl.config.own_code import own_name
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree
-from rayfl.results.schemas import same_data
+from rayfl.results.schemas import COHORTS_SCHEMA, same_data
 from rayfl.results.tables import ResultTables
 from rayfl.storage.manifest import CLIP_NORM, ENDED_EARLY
 from rayfl.system.schedule import Clock
@@ -104,6 +104,7 @@ def empty_tables(parts: Parts) -> ResultTables:
         adaptive=parts.config.privacy.target_quantile is not None,
         unseen=parts.num_unseen,
         content=parts.dataset.content_hash(),
+        cohorts=COHORTS_SCHEMA.empty_table() if parts.chosen else None,
     )
 
 

@@ -80,6 +80,7 @@ ADDED: Mapping[str, Any] = {
     "privacy.noise": "independent",
     "privacy.target_quantile": None,
     "privacy.tree_rounds": None,
+    "selection": {"name": "uniform"},
     "task": {"name": "classification", "metrics": [], "thresholds": 101},
     "train.betas": [0.9, 0.999],
     "train.dampening": 0.0,

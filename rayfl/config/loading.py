@@ -27,7 +27,17 @@ from rayfl.errors import ConfigError, RayflError
 from rayfl.naming.objects import names_an_object
 from rayfl.naming.spelling import nearest
 
-_NAMED_SECTIONS = ("algorithm", "dataset", "partition", "task", "model", "system", "compression", "aggregator")
+_NAMED_SECTIONS = (
+    "algorithm",
+    "dataset",
+    "partition",
+    "task",
+    "model",
+    "system",
+    "compression",
+    "aggregator",
+    "selection",
+)
 DEFAULT_PRESET = "quickstart"
 STANDARD_INPUT = "-"
 

@@ -33,6 +33,7 @@ from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.zoo import ModelConfig
 from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import Name
+from rayfl.selection.strategies import Selection, Uniform
 from rayfl.system.config import NoSystem, System
 from rayfl.tasks.registry import ClassificationSection, TaskConfig
 
@@ -83,6 +84,9 @@ class ExperimentConfig(Section):
     engine: EngineConfig = Field(default=EngineConfig(), description="how local updates are executed")
     cluster: ClusterConfig = Field(default=ClusterConfig(), description="which processes run the clients")
     clients: ClientsConfig = Field(default=ClientsConfig(), description="what becomes of clients that fail")
+    selection: Selection = Field(
+        default_factory=Uniform, description="how the clients of a round are chosen, by what is known of each; uniform"
+    )
     system: System = Field(
         default=NoSystem(), description="simulated devices: speeds, availability, drop-outs and a virtual clock; none"
     )

@@ -33,6 +33,7 @@ from rayfl.experiment.messages import check_messages
 from rayfl.experiment.optimizers import check_optimizer
 from rayfl.experiment.privacy import check_privacy
 from rayfl.experiment.secure_sums import check_secure_sums
+from rayfl.experiment.selection import check_selection
 from rayfl.naming.objects import names_an_object
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def check_parts(parts: Parts) -> np.ndarray:
         _log.warning("dataset: %s", remark)
     sizes = parts.dataset.sizes()
     check_trainable(sizes[:available, 0], parts.dataset.names)
+    check_selection(parts.config, parts.task, parts.context, sizes[:available, 0])
     check_secure_sums(parts.config, parts.task, parts.context, parts.buffered, sizes[:available, 0].tolist())
     check_example_privacy(parts.config, parts.task, parts.context, sizes[:available, 0].tolist())
     if parts.dataset.spec.target == "survival":

@@ -29,6 +29,7 @@ from rayfl.experiment.copies import copy_of
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
+from rayfl.selection.strategies import Uniform
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage, absolute
 from rayfl.system.buffered import BufferedSchedule
@@ -247,6 +248,11 @@ class Parts:
         samples = [train.samples_in_steps(int(n)) for n in self.dataset.sizes()[: self.num_clients, 0]]
         kind = BufferedSchedule if system.mode == "buffered" else Schedule
         return kind(system, self.devices, samples, self.context.cohort_size, self.streams)
+
+    @property
+    def chosen(self) -> bool:
+        """Returns whether who takes part in a round depends on more than the seed, so that it has to be recorded."""
+        return self.schedule is not None or not isinstance(self.config.selection, Uniform)
 
     @property
     def buffered(self) -> bool:

@@ -21,6 +21,7 @@ _OPTIONS = {
     "train.clients_per_round": "{} clients a round",
     "train.min_clients_per_round": "at least {} of them",
     "train.sampling": "{} sampling",
+    "selection.name": "clients chosen by {}",
     "privacy.clip_norm": "messages clipped at {}",
     "privacy.target_quantile": "a norm that moves to the quantile {}",
     "privacy.noise_multiplier": "noise multiplier {}",
@@ -46,6 +47,7 @@ _OPTIONS = {
 """What a protocol says, in this order, where all runs have it alike."""
 _USUAL = {
     "train.sampling": "fixed",
+    "selection.name": "uniform",
     "privacy.noise_multiplier": 0.0,
     "privacy.noise": "independent",
     "privacy.example_noise_multiplier": 0.0,

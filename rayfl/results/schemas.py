@@ -157,6 +157,11 @@ what ``client`` had learned in these rounds is lost, and it began again from its
 what a client never sampled has). ``file`` was damaged, and how says ``reason``.
 """
 
+COHORTS_SCHEMA = pa.schema([("round", pa.int32()), ("client", pa.int32()), ("loss", pa.float64())])
+"""One row per client that took part in a round, of runs whose cohorts cannot be drawn again from the seed: those with
+``selection`` or simulated devices. ``loss`` is the mean loss of its training samples before the round, of the model
+that it received; null where the selection did not need it."""
+
 TABLES = {
     "clients": CLIENTS_SCHEMA,
     "rounds": ROUNDS_SCHEMA,
@@ -165,8 +170,8 @@ TABLES = {
 }
 """The tables that every run has, by the name of their files."""
 
-ALL_TABLES = {**TABLES, "damage": DAMAGE_SCHEMA}
-"""With the one that only damaged runs have."""
+ALL_TABLES = {**TABLES, "cohorts": COHORTS_SCHEMA, "damage": DAMAGE_SCHEMA}
+"""With those that only some runs have."""
 
 
 def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:

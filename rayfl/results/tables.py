@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.metrics import CLASSIFICATION, Measures, Statistics
+from rayfl.results.appending import appended, joined, without_first
 from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import (
@@ -16,6 +17,7 @@ from rayfl.results.schemas import (
     ADAPTIVE_KEY,
     CLIENTS_KEY,
     CLIP_NORM,
+    COHORTS_SCHEMA,
     METHOD_KEY,
     METRICS,
     SKIPPED_SCHEMA,
@@ -26,8 +28,6 @@ from rayfl.results.schemas import (
     schema_of,
 )
 from rayfl.results.summaries import Scores, ScoreTable, defined
-
-_MOST_CHUNKS = 64
 
 
 class ResultTables:
@@ -51,6 +51,7 @@ class ResultTables:
         unseen: how many of the clients, the last ones, take no part in training.
         content: checksum of the source's samples, kept in the tables' metadata; None leaves it out.
         adaptive: whether the clipping norm moves.
+        cohorts: rows so far; None where cohorts are not recorded.
 
     Attributes:
         committed: by table, how many rows there were before these.
@@ -80,6 +81,7 @@ class ResultTables:
         unseen: int = 0,
         content: str | None = None,
         adaptive: bool = False,
+        cohorts: pa.Table | None = None,
     ) -> None:
         self._names = names
         self._sweep = sweep
@@ -102,12 +104,14 @@ class ResultTables:
         if adaptive:
             self.metadata[ADAPTIVE_KEY] = b"1"
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
+        given |= {} if cohorts is None else {"cohorts": cohorts}
         self.committed = {name: (committed or {}).get(name, 0) for name in given}
         schemas = {name: schema_of(name, measures.metrics, simulated, buffered, adapters, adaptive) for name in given}
         tables = {name: schemas[name].empty_table() if table is None else table for name, table in given.items()}
         tables = {name: table.replace_schema_metadata(self.metadata) for name, table in tables.items()}
         self.clients, self.rounds = tables["clients"], tables["rounds"]
         self.skipped, self.calibration = tables["skipped"], tables["calibration"]
+        self.cohorts = tables.get("cohorts")
         self.simulated_s: float | None = None
         self.staleness: Mapping[int, int] = {}
         self.clip_norm: float | None = None
@@ -120,6 +124,7 @@ class ResultTables:
             "rounds": self.rounds,
             "skipped": self.skipped,
             "calibration": self.calibration,
+            **({} if self.cohorts is None else {"cohorts": self.cohorts}),
         }
 
     def after(self, committed: Mapping[str, int]) -> ResultTables:
@@ -129,7 +134,9 @@ class ResultTables:
             committed: by table, how many of its first rows are on storage: they are left out.
         """
         counts = {name: max(known, committed.get(name, 0)) for name, known in self.committed.items()}
-        rest = {name: _without(table, counts[name] - self.committed[name]) for name, table in self.by_name().items()}
+        rest = {
+            name: without_first(table, counts[name] - self.committed[name]) for name, table in self.by_name().items()
+        }
         return ResultTables(
             self._names,
             self._sweep,
@@ -159,7 +166,19 @@ class ResultTables:
             for client, (procedure, reason) in sorted(failures.items())
         ]
         if rows:
-            self.skipped = _append(self.skipped, rows, SKIPPED_SCHEMA)
+            self.skipped = appended(self.skipped, rows, SKIPPED_SCHEMA)
+
+    def add_cohort(self, round: int, cohort: Sequence[int], losses: Mapping[int, float]) -> None:
+        """Adds who took part in a round, where that is recorded.
+
+        Args:
+            round: completed rounds, this one included.
+            cohort: clients, ascending.
+            losses: of their training samples before the round, by client; of those that were asked.
+        """
+        if self.cohorts is not None and cohort:
+            rows = [{"round": round, "client": client, "loss": losses.get(client)} for client in cohort]
+            self.cohorts = appended(self.cohorts, rows, COHORTS_SCHEMA)
 
     def add(
         self,
@@ -199,7 +218,7 @@ class ResultTables:
         self._append_rounds(summaries)
         if cohort != "selected":
             bins = [row for pair in pairs for row in bin_rows(*pair)]
-            self.calibration = _append(self.calibration, bins, CALIBRATION_SCHEMA)
+            self.calibration = appended(self.calibration, bins, CALIBRATION_SCHEMA)
         return summaries
 
     def add_official(
@@ -254,7 +273,7 @@ class ResultTables:
         if "staleness" in self.clients.schema.names:
             found_in = self.staleness if cohort == "selected" else {}
             columns["staleness"] = [found_in.get(client) for client in found.clients]
-        self.clients = _joined(self.clients, pa.table(columns, schema=self.clients.schema))
+        self.clients = joined(self.clients, pa.table(columns, schema=self.clients.schema))
 
     def _append_rounds(self, rows: list[dict[str, Any]]) -> None:
         if "simulated_s" in self.rounds.schema.names:
@@ -267,7 +286,7 @@ class ResultTables:
             each = list(self.staleness.values())
             for row in rows:
                 row |= {"staleness": sum(each) / len(each), "staleness_max": max(each)}
-        self.rounds = _append(self.rounds, rows, self.rounds.schema)
+        self.rounds = appended(self.rounds, rows, self.rounds.schema)
 
 
 def _with_nulls(values: np.ndarray | None, count: int) -> pa.Array:
@@ -276,18 +295,3 @@ def _with_nulls(values: np.ndarray | None, count: int) -> pa.Array:
         return pa.nulls(count, pa.float64())
     missing = np.isnan(values)
     return pa.array(values, mask=missing if missing.any() else None)
-
-
-def _without(table: pa.Table, rows: int) -> pa.Table:
-    """The table without its first rows (or as many as it has), and without their memory, as a slice would be."""
-    return table.take(np.arange(rows, table.num_rows)) if rows and table.num_rows else table
-
-
-def _append(table: pa.Table, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    return _joined(table, pa.Table.from_pylist(rows, schema=schema))
-
-
-def _joined(table: pa.Table, more: pa.Table) -> pa.Table:
-    longer = pa.concat_tables([table, more.replace_schema_metadata(table.schema.metadata)])
-    # Every chunk costs a kilobyte a column, whatever is in it, and time with every commit.
-    return longer if longer.column(0).num_chunks <= _MOST_CHUNKS else longer.combine_chunks()

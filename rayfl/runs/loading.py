@@ -61,11 +61,10 @@ class Run:
         self.chosen = ""
 
     def viewed(self, measured: Measured | None = None, chosen: str | None = None) -> Self:
-        """Returns the same run, of which other evaluations are looked at or for which another row stands.
+        """Returns the same run, of which other evaluations are looked at or for which another row stands (class docs).
 
         Args:
-            measured: see the class; None: as here.
-            chosen: see the class; None: as here.
+            measured, chosen: None: as here.
         """
         other = copy(self)
         other.measured = self.measured if measured is None else measured
@@ -129,6 +128,11 @@ class Run:
         return self._table("skipped")
 
     @cached_property
+    def cohorts(self) -> pa.Table:
+        """Who took part, schema ``rayfl.results.schemas.COHORTS_SCHEMA``; only runs that do not draw it again do."""
+        return self._table("cohorts")
+
+    @cached_property
     def calibration(self) -> pa.Table:
         """Bins, schema ``rayfl.results.calibration.CALIBRATION_SCHEMA``; older runs have none."""
         return self._table("calibration")
@@ -153,9 +157,8 @@ class Run:
             lines = [{name: float(value) for name, value in line.items()} for line in read_lines(self.storage, file)]
             return sorted(lines, key=lambda line: line["round"])
         except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DamageError(
-                f"{file} in {self.uri} is damaged ({error}): delete it to do without what it says"
-            ) from None
+            advice = "delete it to do without what it says"
+            raise DamageError(f"{file} in {self.uri} is damaged ({error}): {advice}") from None
 
     @cached_property
     def partition(self) -> pa.Table | None:

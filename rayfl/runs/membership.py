@@ -6,15 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
+from rayfl.engine.scoring.sample_losses import sample_losses
 from rayfl.errors import ConfigError
-from rayfl.examples import Examples
 from rayfl.metrics.membership import Membership, membership
 from rayfl.runs.committed import CommittedModels, check_client, personalized_predictor, task_of
-from rayfl.tasks.predictor import Predictor
-
-_ROWS = 64
 
 Found = tuple[int, str, np.ndarray, np.ndarray]
 """A client, its model's row, and the losses of its members and of others."""
@@ -59,7 +55,7 @@ def losses_of(
             row, predictor = personalized_predictor(models, client, model)
             task = task_of(predictor, parts.task)
             drawn = (models.pooled(split, samples, [client]) for split in ("train", others))
-            members, unseen = (_losses(predictor, task, examples) for examples in drawn)
+            members, unseen = (sample_losses(predictor, task, examples) for examples in drawn)
             yield client, row, members, unseen
 
 
@@ -76,21 +72,6 @@ def caveat(models: CommittedModels) -> str:
     if models.idle:
         return f"{len(models.idle)} of {models.parts.num_clients} clients had been in no round, and are left out"
     return ""
-
-
-@torch.no_grad()
-def _losses(predictor: Predictor, task: Any, examples: Examples) -> np.ndarray:
-    """Returns the loss of each sample, float64 of shape (n,)."""
-    built, sums = predictor.built(), []
-    for x, y in zip(torch.split(examples.x, _ROWS), torch.split(examples.y, _ROWS), strict=True):
-        if not task.scored_by_predictions:
-            pairs = zip(torch.split(x, 1), torch.split(y, 1), strict=True)
-            sums += [task.statistics(predictor, built, *pair).cpu().numpy() for pair in pairs]
-            continue
-        predicted = predictor.predictions(built, x.clone(), task, task.asked(y))
-        sums += [task.measures.statistics(predicted[n : n + 1], y[n : n + 1]).cpu().numpy() for n in range(len(y))]
-    found: np.ndarray = task.measures.values(np.stack(sums))["loss"]
-    return found
 
 
 def summary(found: Sequence[Found]) -> dict[str, Any]:

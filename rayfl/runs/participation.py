@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,31 +21,45 @@ def left_out(skipped: pa.Table) -> pa.Table:
     return skipped.filter(pc.not_equal(skipped["procedure"], "predictors"))
 
 
+def recorded_cohorts(content: Mapping[str, Any]) -> bool:
+    """Returns whether the cohorts of a run, given its configuration, depend on more than the seed."""
+    names = {section: content.get(section, {}).get("name") for section in ("selection", "system")}
+    return names["selection"] not in (None, "uniform") or names["system"] not in (None, "none")
+
+
 def participants(run: Run) -> pa.Table | None:
     """Returns who took part in each completed round: round and client, ascending; None where that is not known exactly.
 
-    The cohorts are drawn again, without the clients that failed and were left out; ``clients.parquet`` has only those
-    with samples that were scored. It is not known of simulated devices, where who is asked depends on the virtual
-    clock; of a fork, whose earlier rounds may have had cohorts of another size; of runs that do not record how many
-    clients they have, or have lost rows of the table of those that were left out.
+    Where cohorts depend on more than the seed (``selection``, simulated devices), they were recorded. Others are drawn
+    again, without the clients that failed and were left out; ``clients.parquet`` has only those with samples that were
+    scored. It is not known of a fork, whose earlier rounds may have had other cohorts; of older runs on simulated
+    devices; of runs that do not record how many clients they have, or have lost rows of a table that tells.
     """
     count, wanted = run.num_clients, run.content["train"].get("clients_per_round")
-    simulated = run.content.get("system", {}).get("name", "none") != "none"
     begun = [int(entry.get("rounds_completed", 0)) for entry in run.environment[:1]]
-    if count is None or wanted is None or simulated or begun != [0] or "skipped" in run.damage["lost"].to_pylist():
+    if count is None or wanted is None or begun != [0] or {"skipped", "cohorts"} & {*run.damage["lost"].to_pylist()}:
         return None
-    absent = {(row["round"], row["client"]) for row in left_out(run.skipped).select(["round", "client"]).to_pylist()}
-    train, privacy = run.content["train"], PrivacyConfig.model_validate(run.content.get("privacy", {}))
-    streams = RandomStreams(run.seed, branch=branch_of(InitConfig.model_validate(run.content.get("init", {})), privacy))
-    options = (wanted, train.get("min_clients_per_round"), train.get("sampling", "fixed"))
-    found = [
-        (round + 1, client)
-        for round in range(run.rounds_completed)
-        for client in cohort_of(streams, round, count, *options)
-        if (round + 1, client) not in absent
-    ]
+    if recorded_cohorts(run.content):
+        rows = run.cohorts.select(["round", "client"]).to_pylist()
+        found = [(row["round"], row["client"]) for row in rows]
+    else:
+        found = _drawn_again(run, count)
     seen = attendance(run.clients).select(["round", "client"]).to_pylist()
     if not {(row["round"], row["client"]) for row in seen} <= set(found):
         return None
     rounds, clients = zip(*found, strict=True) if found else ((), ())
     return pa.table({"round": pa.array(rounds, pa.int32()), "client": pa.array(clients, pa.int32())})
+
+
+def _drawn_again(run: Run, clients: int) -> list[tuple[int, int]]:
+    """Returns the rounds and their clients, without those that were left out, of a run of that many clients."""
+    absent = {(row["round"], row["client"]) for row in left_out(run.skipped).select(["round", "client"]).to_pylist()}
+    train, privacy = run.content["train"], PrivacyConfig.model_validate(run.content.get("privacy", {}))
+    streams = RandomStreams(run.seed, branch=branch_of(InitConfig.model_validate(run.content.get("init", {})), privacy))
+    options = (train["clients_per_round"], train.get("min_clients_per_round"), train.get("sampling", "fixed"))
+    return [
+        (round + 1, client)
+        for round in range(run.rounds_completed)
+        for client in cohort_of(streams, round, clients, *options)
+        if (round + 1, client) not in absent
+    ]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rayfl.errors import ConfigError
-from rayfl.system.schedule import DROPPED_OUT, TOO_LATE, UNAVAILABLE, Clock, Schedule, Turnout, Update
+from rayfl.system.schedule import DROPPED_OUT, TOO_LATE, UNAVAILABLE, Choose, Clock, Schedule, Turnout, Update
 
 _EVENTS, _EVENTS_PER_CLIENT = 10_000, 20
 """How many times a client is looked for to begin, and that many times more per client, before a round is given up."""
@@ -33,13 +33,14 @@ class BufferedSchedule(Schedule):
     Aggregation, AISTATS 2022, Algorithm 1.
     """
 
-    def plan(self, round: int, clock: Clock, under_way: Sequence[Update] = ()) -> Turnout:
+    def plan(self, round: int, clock: Clock, under_way: Sequence[Update] = (), choose: Choose | None = None) -> Turnout:
         """Returns what happens until the server's next step, a function of (seed, round, clock, under_way).
 
         Args:
             round: how many steps the server has taken.
             clock: when it took the last one.
             under_way: the updates that had begun by then.
+            choose: None: clients begin one by one, each drawn uniformly.
 
         Raises:
             ConfigError: too few updates arrive, however long the server waits.
@@ -83,7 +84,7 @@ class BufferedSchedule(Schedule):
         return now
 
     def _begun(self, client: int, round: int, now: Clock, generator: np.random.Generator) -> Update:
-        time_us = self._time_us(client, now)
+        time_us = self.time_us(client, now)
         ends_us = now.now_us + time_us
         dropout, deadline_s, hours = self._config.dropout, self._config.deadline_s, self._devices[client].hours
         losses = [(ends_us, DROPPED_OUT)] if dropout and generator.random() < dropout else []

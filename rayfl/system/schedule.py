@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rayfl.randomness import RandomStreams
@@ -91,6 +91,10 @@ class Turnout:
     events: int = 0
 
 
+Choose = Callable[[Sequence[int], int], Sequence[int]]
+"""Chooses, of clients that can be asked, as many as are wanted."""
+
+
 class Schedule:
     """Plans rounds before they are trained, so that nobody trains in vain.
 
@@ -121,32 +125,38 @@ class Schedule:
         self._size = cohort_size
         self._streams = streams
 
-    def plan(self, round: int, clock: Clock, under_way: Sequence[Update] = ()) -> Turnout:
-        """Returns what happens in a round, a function of (seed, round, clock, under_way).
+    def plan(self, round: int, clock: Clock, under_way: Sequence[Update] = (), choose: Choose | None = None) -> Turnout:
+        """Returns what happens in a round, a function of (seed, round, clock, under_way) and of the choice.
 
         Args:
             round: 0-indexed.
             clock: when the round begins.
             under_way: updates that have begun earlier; none where rounds are synchronous.
+            choose: chooses a number of the available clients; None: uniformly at random.
         """
         available = [client for client in range(len(self._devices)) if self._available(client, round, clock.now_us)]
         if not available:
             return Turnout((), self._idle_us(clock.now_us))
         asked = min(math.ceil(self._size * self._config.over_sampling - 1e-9), len(available))
-        chosen = self._streams.generator("sampling", round).choice(len(available), size=asked, replace=False)
-        times = {available[place]: self._time_us(available[place], clock) for place in sorted(chosen)}
+        if choose is None:
+            places = self._streams.generator("sampling", round).choice(len(available), size=asked, replace=False)
+            chosen: Sequence[int] = [available[place] for place in places]
+        else:
+            chosen = choose(available, asked)
+        times = {client: self.time_us(client, clock) for client in sorted(chosen)}
         lost = {client: why for client, time in times.items() if (why := self._loss(client, round, clock.now_us, time))}
         in_time = sorted((time, client) for client, time in times.items() if client not in lost)
         counted = in_time[: self._size]
         late = {client: f"not among the first {self._size}" for _, client in in_time[self._size :]}
-        enough = len(counted) == min(self._size, asked)
+        enough = len(counted) == min(self._size, len(times))
         return Turnout(
             tuple(sorted(client for _, client in counted)),
             counted[-1][0] if enough else self._patience_us(times),
             dict(sorted({**lost, **late}.items())),
         )
 
-    def _time_us(self, client: int, clock: Clock) -> int:
+    def time_us(self, client: int, clock: Clock) -> int:
+        """Returns how long a client is at work that begins now, in microseconds."""
         return self._devices[client].duration_us(self._passes[client], clock.down, clock.up)
 
     def _available(self, client: int, round: int, now_us: int) -> bool:

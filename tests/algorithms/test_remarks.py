@@ -95,7 +95,12 @@ def test_clipped_gradients_that_control_variates_are_read_from_are_named() -> No
         ("pfedgraph", {"local_steps": 20}, {"min_local_steps": 3}, "train.min_local_steps has no effect: algorithm.l"),
         ("pfedhn", {}, {"max_local_steps": 3}, "train.max_local_steps has no effect: algorithm.inner_steps says"),
         ("pfedhn", {}, {"local_epochs": 2}, "train.local_epochs has no effect: algorithm.inner_steps says"),
-        ("fedrep", {}, {"local_epochs": 2}, "train.local_epochs=2 has no effect in rounds: algorithm.head_epochs=10 and"),
+        (
+            "fedrep",
+            {},
+            {"local_epochs": 2},
+            "train.local_epochs=2 has no effect in rounds: algorithm.head_epochs=10 and",
+        ),
         ("flute", {"head_epochs": 2}, {"local_epochs": 3}, "algorithm.head_epochs=2 and algorithm.joint_epochs=1 say"),
         ("fml", {"persist_private_optimizer": True}, {}, "algorithm.persist_private_optimizer has no effect: SGD"),
         ("fednova", {"effective_steps": "steps"}, {}, "algorithm.effective_steps has no effect: without momentum"),

@@ -44,13 +44,8 @@ def test_presets() -> None:
 
 @pytest.mark.slow
 def test_names_of_sections_in_bash() -> None:
-    assert bash("rayfl", "run", "quickstart", "algorithm", "=", "fedp") == [
-        "fedpac",
-        "fedper",
-        "fedphp",
-        "fedproto",
-        "fedprox",
-    ]
+    found = bash("rayfl", "run", "quickstart", "algorithm", "=", "fedp")
+    assert sorted(found) == sorted(name for name in METHODS if name.startswith("fedp"))
     assert bash("rayfl", "run", "algorithm", "=", "superf") == ["superfed"]
     assert sorted(bash("rayfl", "run", "quickstart", "algorithm", "=")) == sorted(METHODS)
     assert bash("rayfl", "run", "quickstart", "train.lr", "=", "0") == []

@@ -1,0 +1,131 @@
+"""Chooses the clients of rounds by what is known of each (the section ``selection``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from actors.federation.federation import Federation
+from actors.hosting.failures import Failure
+from cluster.rounds.progress import Progress
+from rayfl.experiment.parts import Parts
+from rayfl.params import Tree, num_bytes
+from rayfl.selection.known import Known
+from rayfl.selection.strategies import Uniform
+from rayfl.system.schedule import Turnout
+
+_NUMBER = 8
+"""Bytes of a number that a client tells."""
+
+
+@dataclass
+class Chosen:
+    """What the choice of a round's clients has found and cost.
+
+    Attributes:
+        turnout: the clients.
+        known: what was known of all, with the losses of this round; None where clients are drawn uniformly.
+        losses: those of this round, by client.
+        bytes_down: sent to candidates that were not chosen.
+        bytes_up: what clients have told of their losses.
+        unscored: clients whose losses could not be found, and that were left out of the choice.
+    """
+
+    turnout: Turnout
+    known: Known | None = None
+    losses: dict[int, float] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    unscored: dict[int, Failure] = field(default_factory=dict)
+
+
+class Selector:
+    """Chooses the clients of rounds.
+
+    Args:
+        parts: data set, task and context.
+        federation: the clients.
+    """
+
+    def __init__(self, parts: Parts, federation: Federation) -> None:
+        self._parts, self._federation = parts, federation
+        self._strategy = parts.config.selection
+
+    def choose(self, round: int, progress: Progress, unscorable: Mapping[int, Failure] | None) -> Chosen:
+        """Returns the clients of a round: a function of the seed, the round, and of what is committed.
+
+        Args:
+            round: t, 0-indexed.
+            progress: of the rounds before.
+            unscorable: clients that failed when they were scored in an earlier attempt at this round.
+        """
+        parts, strategy = self._parts, self._strategy
+        if isinstance(strategy, Uniform):
+            if parts.schedule is None:
+                return Chosen(Turnout(tuple(parts.cohort(round))))
+            return Chosen(parts.schedule.plan(round, progress.clock, progress.unfinished.updates))
+        if strategy.asked != "nobody":
+            self._federation.begin_round(round, unscorable=unscorable)
+        chosen = Chosen(Turnout(()))
+        known = self._known(round, progress)
+
+        def choice(able: Sequence[int], size: int) -> Sequence[int]:
+            nonlocal known
+            known = replace(known, able=np.array(able), size=size)
+            if strategy.asked == "candidates":
+                asked = strategy.candidates_of(known)
+                known = self._told(known, sorted(map(int, asked)), progress, chosen)
+                found = [client for client in known.able.tolist() if client in chosen.losses]
+                known = replace(known, able=np.array(found, np.int64), size=min(size, len(found)))
+            return sorted(map(int, strategy.choose(known))) if known.size else []
+
+        everyone = range(parts.num_clients)
+        if parts.schedule is None:
+            chosen.turnout = Turnout(tuple(choice(everyone, parts.context.cohort_size)))
+        else:
+            chosen.turnout = parts.schedule.plan(round, progress.clock, choose=choice)
+        cohort = chosen.turnout.cohort
+        if strategy.asked == "cohort":
+            known = self._told(known, list(cohort), progress, chosen)
+        chosen.bytes_down = sum(self._size_of(client, progress) for client in chosen.losses if client not in cohort)
+        chosen.known = known
+        return chosen
+
+    def remembered(self, chosen: Chosen, present: Sequence[int]) -> Tree:
+        """Returns what is kept of a round for the choices of later ones, given the clients that have taken part."""
+        if chosen.known is None or isinstance(self._strategy, Uniform):
+            return {}
+        own = self._strategy.own_after(chosen.known, present)
+        return replace(chosen.known.after(present), own=own).memory(self._strategy.name)
+
+    def _known(self, round: int, progress: Progress) -> Known:
+        parts = self._parts
+        samples = parts.dataset.sizes()[: parts.num_clients, 0]
+        known = Known.remembered(progress.remembered, self._strategy.name, samples)
+        generator = parts.context.streams.generator("selection", round)
+        if parts.schedule is None:
+            return replace(known, round=round, generator=generator)
+        seconds = [parts.schedule.time_us(client, progress.clock) / 1e6 for client in range(parts.num_clients)]
+        return replace(known, round=round, generator=generator, seconds=np.array(seconds))
+
+    def _told(self, known: Known, clients: list[int], progress: Progress, chosen: Chosen) -> Known:
+        """Finds the losses of clients at the model that they would receive."""
+        common, own = self._parts.config.algorithm.served(progress.server, self._parts.context)
+        scores = self._federation.evaluate(common, (), False, own, clients, losses=True)
+        chosen.unscored |= self._federation.unscored
+        found = {}
+        for client, splits in scores.items():
+            (statistics,) = splits["train"].values()
+            if statistics.n:
+                values = statistics.metrics()
+                found[client] = values["loss"], values["square"]
+        chosen.losses = {client: loss for client, (loss, _) in found.items()}
+        assert not isinstance(self._strategy, Uniform)
+        chosen.bytes_up += _NUMBER * self._strategy.numbers * len(found)
+        return known.told(found)
+
+    def _size_of(self, client: int, progress: Progress) -> int:
+        common, own = self._parts.config.algorithm.served(progress.server, self._parts.context)
+        return num_bytes(common) + num_bytes(own.get(client, {}))

@@ -1,0 +1,79 @@
+"""Which runs can choose the clients of their rounds by what is known of each."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.round_context import RoundContext
+from rayfl.errors import ConfigError
+from rayfl.selection.known import Known
+from rayfl.selection.oort import Oort
+from rayfl.selection.strategies import Custom, PowerOfChoice, Uniform
+from rayfl.system.config import NoSystem
+
+_log = logging.getLogger("rayfl")
+
+
+def check_selection(config: ExperimentConfig, task: Any, context: RoundContext, samples: np.ndarray) -> None:
+    """Refuses a choice of clients that the run cannot have; tries a user's own once.
+
+    Args:
+        config: the experiment.
+        task: what is learned.
+        context: of round 0.
+        samples: n_k of the clients that may train.
+
+    Raises:
+        ConfigError: naming the option and the fix.
+    """
+    strategy, train = config.selection, config.train
+    if isinstance(strategy, Uniform):
+        return
+    option, clients = f"selection={strategy.name}", context.num_clients
+    if train.sampling != "fixed" or train.min_clients_per_round is not None:
+        other = "sampling" if train.sampling != "fixed" else "min_clients_per_round"
+        raise ConfigError(f"{option} chooses train.clients_per_round clients in each round: leave train.{other} out")
+    if context.cohort_size >= clients:
+        raise ConfigError(f"{option}: all {clients} clients take part in each round: lower train.clients_per_round")
+    if config.privacy.on or config.privacy.of_examples:
+        raise ConfigError(
+            f"{option}: epsilon is for cohorts that do not depend on clients' samples; leave selection or privacy out"
+        )
+    _check_simulated(config, option)
+    if isinstance(strategy, PowerOfChoice) and not context.cohort_size <= strategy.candidates <= clients:
+        raise ConfigError(
+            f"selection.candidates is {strategy.candidates}: choose a number from train.clients_per_round "
+            f"({context.cohort_size}) to the number of clients ({clients})"
+        )
+    if strategy.asked == "nobody":
+        pass
+    elif task.compares_samples or task.measures.compares:
+        raise ConfigError(f"{option}: it needs losses of samples; the loss of task={config.task.name} compares samples")
+    elif context.secure_sum is not None:
+        _log.warning("selection: clients tell their losses one by one, which secure sums of messages do not hide")
+    if isinstance(strategy, Custom):
+        known = replace(Known.before(samples), size=context.cohort_size)
+        if strategy.asked == "candidates":  # it may count on losses: any will do
+            known = replace(known, losses=np.ones(clients), squares=np.ones(clients))
+        strategy.choose(known)
+
+
+def _check_simulated(config: ExperimentConfig, option: str) -> None:
+    strategy, system = config.selection, config.system
+    if isinstance(system, NoSystem):
+        if isinstance(strategy, Oort) and strategy.preferred_s is not None:
+            raise ConfigError("selection.preferred_s is about the time of simulated devices: give the section system")
+        return
+    if system.mode == "buffered":
+        raise ConfigError(f"{option}: with system.mode=buffered clients begin one by one; set system.mode=synchronous")
+    if not isinstance(strategy, Uniform) and strategy.asked == "candidates":
+        instead = "last" if isinstance(strategy, PowerOfChoice) else "cohort"
+        raise ConfigError(
+            f"{option} with selection.losses={strategy.losses}: finding losses before the choice would take time on "  # type: ignore[union-attr]
+            f"simulated devices (system), which is not simulated: set selection.losses={instead}"
+        )
