@@ -57,14 +57,14 @@ class Run:
         self.content = content
         self._method = method
         self._named = tuple(named)
-        self.measured = Measured()
-        self.chosen = ""
+        self.measured, self.chosen = Measured(), ""
 
     def viewed(self, measured: Measured | None = None, chosen: str | None = None) -> Self:
-        """Returns the same run, of which other evaluations are looked at or for which another row stands (class docs).
+        """Returns the same run, seen otherwise.
 
         Args:
-            measured, chosen: None: as here.
+            measured: see the class; None: as here.
+            chosen: see the class; None: as here.
         """
         other = copy(self)
         other.measured = self.measured if measured is None else measured
