@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 
 import rayfl
+from actors.hosting.scoring import Scorer
 from algorithms.registry import METHODS, Experiment
 from cluster.replay import participants as replayed
 from cluster.rounds.forking import fork
 from rayfl.config.loading import load_config
-from rayfl.errors import ConfigError, RunError
+from rayfl.errors import ClientError, ConfigError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.metrics.moments import moments_of
 from rayfl.params import num_bytes
@@ -88,6 +89,15 @@ def test_an_interrupted_run_chooses_the_same_clients(tmp_path: Path, selection: 
     found = cohorts(tmp_path / "whole")
     assert list(found) == [1, 2, 3, 4, 5, 6]
     assert all(len(set(cohort)) == 3 for cohort in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("selection", ["power", "oort"])
+def test_actors_choose_the_clients_of_one_process(tmp_path: Path, selection: str) -> None:
+    rayfl.run(experiment(tmp_path, "inline", selection=EACH[selection]))
+    rayfl.run(experiment(tmp_path, "ray", selection=EACH[selection], cluster={"num_actors": 2}))
+    assert_same_run(tmp_path / "inline", tmp_path / "ray")
 
 
 def test_candidates_with_the_greatest_losses_take_part(tmp_path: Path) -> None:
@@ -173,6 +183,30 @@ def test_a_fork_and_an_extension_go_on_with_what_is_known(tmp_path: Path) -> Non
     rayfl.run(str(tmp_path / "other"))
     for name, known in (("fork", True), ("other", False)):  # the other's first rounds are not on record
         assert (participants(load_run(str(tmp_path / name), METHODS)) is not None) == known
+
+
+def test_a_client_whose_loss_cannot_be_found_is_left_out_of_the_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Scorer.losses
+
+    def failing(scorer: Scorer, predictors: Any, own: str, examples: Any) -> Any:
+        if len(examples) == largest:
+            raise ValueError("no loss here")
+        return honest(scorer, predictors, own, examples)
+
+    sizes = Parts(load_config(Experiment, experiment(tmp_path), {})).dataset.sizes()[:, 0]
+    largest = int(sizes.max())
+    assert (sizes == largest).sum() == 1
+    monkeypatch.setattr(Scorer, "losses", failing)
+    rayfl.run(experiment(tmp_path, clients={"on_error": "skip"}))
+    found = cohorts(tmp_path / "run")
+    assert all(len(cohort) == 3 for cohort in found.values())
+    assert int(sizes.argmax()) not in {client for cohort in found.values() for client in cohort}
+    skipped = pq.read_table(tmp_path / "run" / "skipped.parquet").to_pylist()
+    assert {(row["client"], row["procedure"]) for row in skipped} == {(int(sizes.argmax()), "predictors")}
+    with pytest.raises(ClientError, match="no loss here"):
+        rayfl.run(experiment(tmp_path, "strict"))
 
 
 def test_stacked_clients_tell_the_losses_of_clients_one_by_one(tmp_path: Path) -> None:
