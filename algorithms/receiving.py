@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rayfl.aggregation import privacy as private
 from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_deviations, scaled, within_the_spread
+from rayfl.aggregation.banded_noise import banded_noise
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.memory import key_of
 from rayfl.aggregation.secure_sum import step_of
@@ -91,6 +92,8 @@ def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
 
 def _noise(context: RoundContext) -> Draw:
     privacy, streams, round = context.privacy, context.streams, context.round
+    if privacy.noise == "banded":
+        return banded_noise(streams, round, privacy.bands_of(context.num_clients, context.cohort_size))
     if privacy.noise != "independent":
         return tree_noise(streams, round, privacy.tree_rounds, every_node=privacy.noise == "honaker")
     generator = streams.generator("privacy", round)

@@ -7,7 +7,8 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``split``, ``holdout``, ``sampling``, ``batches``, ``digest``, ``augment``, ``mix``, ``dropout``, ``coin``, ``public``,
 ``noise``, ``clients``, ``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``,
 ``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``,
-``privacy.tree.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``, ``topology``, ``mask``,
+``privacy.tree.<tensor>``, ``privacy.banded.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``,
+``topology``, ``mask``,
 ``edges``, ``dispatch``, ``secure_sum``, ``selection``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """

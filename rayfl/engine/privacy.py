@@ -6,14 +6,13 @@ import importlib.util
 import math
 import warnings
 from functools import cache
-from typing import Literal
 
 import numpy as np
 
-from rayfl.aggregation.tree_noise import squared_sensitivity
+from rayfl.aggregation import banded_noise, tree_noise
 from rayfl.engine.updates.cohorts import cyclic_attendances
 from rayfl.engine.updates.settings import TrainConfig
-from rayfl.messages.privacy import PrivacyConfig
+from rayfl.messages.privacy import Noise, PrivacyConfig
 
 INSTALL = "pip install 'rayfl[privacy]'"
 """What to do without opacus."""
@@ -61,7 +60,9 @@ def epsilon(privacy: PrivacyConfig, train: TrainConfig, clients: int, rounds: in
 
         accountant = RDPAccountant()
         if known_cohorts(privacy, train, clients):
-            most = largest_sensitivity(privacy.noise, privacy.tree_rounds, clients, _size(train, clients), rounds)
+            size = _size(train, clients)
+            shared = privacy.bands_of(clients, size) if privacy.noise == "banded" else privacy.tree_rounds
+            most = largest_sensitivity(privacy.noise, shared, clients, size, rounds)
             accountant.history = [(privacy.noise_multiplier / most, 1.0, 1)]
         else:
             accountant.history = [(privacy.noise_multiplier, _rate(train, clients), rounds)]
@@ -90,9 +91,7 @@ def known_cohorts(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> b
 
 
 @cache
-def largest_sensitivity(
-    noise: Literal["independent", "tree", "honaker"], tree_rounds: int | None, clients: int, size: int, rounds: int
-) -> float:
+def largest_sensitivity(noise: Noise, shared: int | None, clients: int, size: int, rounds: int) -> float:
     """Returns the largest Euclidean norm of what one client changes of all sums that are noised, in units of C.
 
     It is for cyclic cohorts. Other clients' messages count as fixed: they depend on the client by what was released
@@ -100,17 +99,20 @@ def largest_sensitivity(
 
     Args:
         noise: ``privacy.noise``.
-        tree_rounds: ``privacy.tree_rounds``.
+        shared: by how many rounds: ``privacy.tree_rounds``, or ``privacy.bands``.
         clients: K.
         size: m, the size of a cohort.
         rounds: T, at least 1.
     """
-    found = 0
+    found = 0.0
     for attended in cyclic_attendances(clients, size, rounds):
         if noise == "independent":
-            found = max(found, int(np.count_nonzero(attended)))
+            found = max(found, float(np.count_nonzero(attended)))
+        elif noise == "banded":
+            assert shared is not None
+            found = max(found, banded_noise.squared_sensitivity(attended, shared))
         else:
-            found = max(found, squared_sensitivity(attended, tree_rounds, every_node=noise == "honaker"))
+            found = max(found, tree_noise.squared_sensitivity(attended, shared, every_node=noise == "honaker"))
     return math.sqrt(found)
 
 

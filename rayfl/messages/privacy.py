@@ -9,12 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 _CLIP_LR = 0.2
 
+Noise = Literal["independent", "tree", "honaker", "banded"]
+
 
 class PrivacyConfig(BaseModel):
     """Differential privacy of clients (McMahan et al., ICLR 2018), and of their samples (Abadi et al., CCS 2016).
 
     The norm of clients' changes may follow a quantile of these (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021).
-    Noise may be that of a tree over the rounds (DP-FTRL; Kairouz et al., ICML 2021).
+    Rounds may share noise: that of a tree over them (DP-FTRL; Kairouz et al., ICML 2021), or of a banded matrix
+    (Kalinin and Lampert, NeurIPS 2024).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,14 +38,21 @@ class PrivacyConfig(BaseModel):
     delta: float | None = Field(
         None, gt=0, lt=1, description="of (epsilon, delta)-differential privacy; null: K^-1.1 of K clients"
     )
-    noise: Literal["independent", "tree", "honaker"] = Field(
+    noise: Noise = Field(
         "independent",
         description="independent: every round has noise of its own; tree: sums over rounds have as little noise as a "
         "binary tree over the rounds allows (DP-FTRL), of the standard deviation z C for each of its nodes; honaker: "
-        "less, by an estimate from all nodes",
+        "less, by an estimate from all nodes; banded: each round takes a part of the noise of the rounds before back "
+        "(banded square root factorization), of the standard deviation z C before that",
     )
     tree_rounds: int | None = Field(
         None, ge=1, description="a new tree begins after this number of rounds; null: one tree for all rounds"
+    )
+    bands: int | None = Field(
+        None,
+        ge=1,
+        description="b: a round's noise depends on that of the b - 1 rounds before (banded); null: K / m, rounded "
+        "down, the rounds from one of a client's to its next with train.sampling=cyclic",
     )
     target_quantile: float | None = Field(
         None,
@@ -103,6 +113,10 @@ class PrivacyConfig(BaseModel):
         """Returns delta for a number of clients."""
         return clients**-1.1 if self.delta is None else self.delta
 
+    def bands_of(self, clients: int, size: int) -> int:
+        """Returns b, for K clients and cohorts of m."""
+        return max(clients // size, 1) if self.bands is None else self.bands
+
     def count_noise_of(self, expected: int) -> float:
         """Returns sigma_b, the standard deviation of the noise of a round's count; 0 without noise.
 
@@ -147,10 +161,12 @@ class PrivacyConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _noise_of_a_tree(self) -> PrivacyConfig:
+    def _noise_of_several_rounds(self) -> PrivacyConfig:
+        if self.tree_rounds is not None and self.noise not in ("tree", "honaker"):
+            raise ValueError("tree_rounds is of the noise of a tree: set privacy.noise=tree, or drop it")
+        if self.bands is not None and self.noise != "banded":
+            raise ValueError("bands is of the noise of a banded matrix: set privacy.noise=banded, or drop it")
         if self.noise == "independent":
-            if self.tree_rounds is not None:
-                raise ValueError("tree_rounds is of the noise of a tree: set privacy.noise=tree, or drop it")
             return self
         if not self.noise_multiplier:
             raise ValueError(f"noise={self.noise} is how noise is drawn: set privacy.noise_multiplier, or drop it")

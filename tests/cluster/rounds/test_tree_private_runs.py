@@ -50,10 +50,10 @@ def test_all_clients_take_part_in_turn(whole: rayfl.Result) -> None:
     assert all(len({*one, *others}) == 4 for one, others in pairwise(clients))
     assert verify(Storage(whole.path)).problems == []
     assert whole.epsilon == epsilon(whole.config.privacy, whole.config.train, 5, 4)
-    assert "noise multiplier 1.0, noise of a tree over rounds (tree)" in message_settings(load_run(whole.path, METHODS))
+    assert "noise multiplier 1.0, noise shared by rounds (tree)" in message_settings(load_run(whole.path, METHODS))
 
 
-@pytest.mark.parametrize("noise", ["tree", "honaker"])
+@pytest.mark.parametrize("noise", ["tree", "honaker", "banded"])
 @pytest.mark.parametrize("after", [1, 3])
 def test_an_interrupted_run_continues_to_the_same_bits(tmp_path: Path, after: int, noise: str) -> None:
     rayfl.run(private(tmp_path, "whole", privacy={"noise": noise}))
@@ -84,9 +84,25 @@ def test_a_round_is_replayed_with_its_noise(whole: rayfl.Result) -> None:
     assert found.differences == {} and "server" in found.compared
 
 
+def test_rounds_of_a_banded_matrix_say_their_epsilon(tmp_path: Path) -> None:
+    """Five clients in cohorts of two: two rounds lie between a client's rounds, or one, and b is 2."""
+    run = rayfl.run(private(tmp_path, "run", privacy={"noise": "banded"}))
+    assert run.epsilon == epsilon(run.config.privacy.model_copy(update={"bands": 2}), run.config.train, 5, 4)
+    assert run.epsilon != epsilon(run.config.privacy.model_copy(update={"bands": 3}), run.config.train, 5, 4)
+    assert "noise shared by rounds (banded)" in message_settings(load_run(run.path, METHODS))
+    opened = open_run(run.path, Experiment)
+    assert replay(opened, 4, opened.parts.cohort(3)[0], whole=True).differences == {}
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
+        ({"privacy": {"bands": 2}}, "bands is of the noise of a banded matrix"),
+        ({"privacy": {"noise": "banded", "tree_rounds": 2}}, "tree_rounds is of the noise of a tree"),
+        (
+            {"privacy": {"noise": "banded"}, "train": {"sampling": "poisson"}},
+            "noise=banded: epsilon depends on",
+        ),
         (
             {"train": {"sampling": "fixed"}},
             "privacy.noise=tree: .* with train.sampling=fixed .* set train.sampling=cyclic",
