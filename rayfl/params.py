@@ -31,13 +31,15 @@ _INNER = (dict, Mapping)
 """What has leaves. A dict is found out at once, another mapping slowly, so tensors are asked about before it."""
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "", with_empty: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yields (path, leaf) in insertion order; ``with_empty`` dicts without leaves, too."""
+def leaves(tree: Mapping[str, Any], prefix: str = "", with_empty: bool = False) -> list[tuple[str, Any]]:
+    """Returns (path, leaf) in insertion order; ``with_empty`` dicts without leaves, too."""
+    found: list[tuple[str, Any]] = []
     for key, value in tree.items():
         if not isinstance(value, Tensor) and isinstance(value, _INNER) and (value or not with_empty):
-            yield from leaves(value, f"{prefix}{key}/", with_empty)
+            found += leaves(value, f"{prefix}{key}/", with_empty)
         else:
-            yield f"{prefix}{key}", value
+            found.append((prefix + key, value))
+    return found
 
 
 def from_leaves(pairs: Mapping[str, Any]) -> Tree:

@@ -16,8 +16,8 @@ from tests.support.toys import Toy, random_clients
 
 METHODS: dict[str, tuple[Any, int]] = {
     "fedavg": (FedAvg, 1000),
-    "superfed": (lambda: SuPerFed(start=0.0), 1800),
-    "ditto": (Ditto, 1900),
+    "superfed": (lambda: SuPerFed(start=0.0), 1850),
+    "ditto": (Ditto, 1980),
 }
 """Methods, and the lines that are executed for each further client at most."""
 
