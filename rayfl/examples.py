@@ -24,8 +24,8 @@ int64 of shape (T,), -100 where none is asked for; ``mask``, one of C classes fo
 (1) or was not seen until then (0), float32 of shape (2,); ``preference``, for each position of two texts, the preferred
 one first, the next token of the answer, int64 of shape (2, T), -100 where none is asked for; ``ranking``, which of the
 items in the row a user chose, int64: 0, for it is the first; ``nodes``, one of C classes for each node of a graph,
-int64 of shape (n,), -100 where none counts; ``forecast``, the D numbers that follow a window of series, and what a
-naive forecast says of them, float32 of shape (2, D)."""
+int64 of shape (n,), -100 where none counts; ``forecast``, the D numbers that follow a window of series, what a naive
+forecast says of them, and the mean absolute error of such forecasts in training times, float32 of shape (3, D)."""
 
 BYTE_TOKENS, END_OF_BYTES = 258, 1
 """How many tokens there are of bytes: 0 fills up, 1 ends a text, and the bytes are 2 to 257."""
@@ -58,15 +58,17 @@ class InputSpec:
             with d numbers each.
         num_classes: number of outputs: classes (of a sample, or of each pixel or node), labels, values to predict, or
             tokens to choose from; 1 of survival, the risk, and of ranking, the score of an item; of forecasts series
-            times times.
+            times times, times quantiles.
         vocabulary: number of distinct tokens, or items; 0 for images.
         target: what is known of a sample.
         padding: the token that fills rows of tokens up to their length, on the right; None where nothing does.
         categories: of rows of a table, by categorical column: where its values' columns of 0 and 1 begin, and how many
             there are. A row that has none of them has a value that is not known.
         horizon: of windows of series, inputs of shape (series, 1, times), how many times are forecast of the first
-            ``num_classes / horizon`` series; 0 where inputs are none.
+            ``forecast_series`` series; 0 where inputs are none.
         scaled: whether targets are scaled by deviations, so that errors are not in the units of the data.
+        quantiles: of windows of series, which quantiles of each number a model says: of its ``num_classes`` outputs
+            those of a number follow each other. Empty where it says one number; and of data, which do not know it.
     """
 
     kind: Kind
@@ -78,13 +80,14 @@ class InputSpec:
     categories: tuple[tuple[int, int], ...] = ()
     horizon: int = 0
     scaled: bool = False
+    quantiles: tuple[float, ...] = ()
 
     @property
     def target_shape(self) -> tuple[int, ...]:
         """Shape of what is known of one sample: () for a class."""
-        count = (self.num_classes,)
+        count = (self.num_classes // max(len(self.quantiles), 1),)
         known = {"class": (), "ranking": (), "labels": count, "values": count, "mask": self.shape[1:], "survival": (2,)}
-        known |= {"nodes": self.shape[:1], "forecast": (2, *count)}
+        known |= {"nodes": self.shape[:1], "forecast": (3, *count)}
         return known.get(self.target, self.shape)
 
     @property
@@ -97,7 +100,7 @@ class InputSpec:
     @property
     def forecast_series(self) -> int:
         """Of windows of series, how many of them are forecast; else 0."""
-        return self.num_classes // self.horizon if self.horizon else 0
+        return self.num_classes // (self.horizon * max(len(self.quantiles), 1)) if self.horizon else 0
 
     @property
     def of_model(self) -> Self:
@@ -128,6 +131,7 @@ class InputSpec:
             inputs = f"vectors of {self.shape[0]} numbers"
         else:
             inputs = f"images of {' x '.join(map(str, self.shape))}"
+        quantiles = f" by {len(self.quantiles)} quantiles" if self.quantiles else ""
         learned = {
             "class": f"one of {self.num_classes} classes each",
             "labels": f"{self.num_classes} labels each",
@@ -137,7 +141,7 @@ class InputSpec:
             "preference": "the first text preferred to the second",
             "ranking": "the first one chosen by a user",
             "nodes": f"one of {self.num_classes} classes of each node",
-            "forecast": f"{self.horizon} times of {self.forecast_series} series to forecast each",
+            "forecast": f"{self.horizon} times of {self.forecast_series} series to forecast{quantiles} each",
             "mask": f"one of {self.num_classes} classes at each {'pixel' if len(self.shape) == 3 else 'voxel'}",
         }
         return f"{inputs} with {learned[self.target]}"

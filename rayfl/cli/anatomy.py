@@ -6,7 +6,7 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,8 @@ def anatomies(config: ExperimentConfig) -> list[Anatomy]:
 
     spec, model = inputs_of(config), config.model
     candidates = model.candidates if isinstance(model, Candidates) else (model,)
-    return [_anatomy(one.name, one.network(spec.of_model), spec) for one in candidates]
+    made_for = config.task.of_model(spec)
+    return [_anatomy(one.name, one.network(made_for), replace(made_for, shape=spec.shape)) for one in candidates]
 
 
 def inputs_of(config: ExperimentConfig) -> InputSpec:

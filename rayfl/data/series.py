@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -36,6 +36,11 @@ class Series:
     name: str
     values: np.ndarray
     breaks: tuple[int, ...] = ()
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """Returns the first place of each stretch, and the one after its last."""
+        return list(zip((0, *self.breaks), (*self.breaks, len(self.values)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,10 @@ class Cut:
     def windows(self, series: Series) -> tuple[dict[str, np.ndarray], int]:
         """Returns where windows begin, by split, as ascending int64 places, and how many windows are left out."""
         first, second = self.borders(len(series.values))
-        ends = (*series.breaks, len(series.values))
-        stretches = [
-            np.arange(begin, end - self.window - self.horizon + 1, self.stride)
-            for begin, end in zip((0, *series.breaks), ends, strict=True)
+        within = [
+            np.arange(begin, end - self.window - self.horizon + 1, self.stride) for begin, end in series.stretches
         ]
-        begins = np.concatenate(stretches).astype(np.int64)
+        begins = np.concatenate(within).astype(np.int64)
         seen, end = begins + self.window, begins + self.window + self.horizon
         of_split = {
             "train": begins[end <= first],
@@ -95,21 +98,24 @@ class _Client:
     Attributes:
         name: the client's.
         values: scaled, float32 of shape (times, series).
+        naive: mean absolute error of naive forecasts of training times, scaled, by series; shape (series,).
         begins: by split, where windows begin.
     """
 
     name: str
     values: np.ndarray
-    begins: Mapping[str, np.ndarray] = field(default_factory=dict)
+    naive: np.ndarray
+    begins: Mapping[str, np.ndarray]
 
 
 class SeriesDataset(FederatedDataset):
-    """Clients that are series; a sample is a window, what follows it, and a naive forecast of that.
+    """Clients that are series; a sample is a window, what follows it, a naive forecast of that, and how such ones err.
 
     x is float32 of shape (series, 1, window), so that images of one row are signals along time, as in ``har``. y is
-    float32 of shape (2, D) with D = forecast series x horizon, one series after the other: first what follows, then the
-    naive forecast. Means and deviations by which series are scaled are those of training times alone
-    (:meth:`Cut.borders`). A series that is constant there is scaled by its mean alone.
+    float32 of shape (3, D) with D = forecast series x horizon, one series after the other: first what follows, then the
+    naive forecast, and then the mean absolute difference of the series' training times that lie a season apart in one
+    stretch, which is 0 where they repeat. Means and deviations by which series are scaled are those of training times
+    alone (:meth:`Cut.borders`). A series that is constant there is scaled by its mean alone.
 
     Args:
         series: the clients', with the same number of series each.
@@ -141,7 +147,12 @@ class SeriesDataset(FederatedDataset):
         kept = [place for place, whole in enumerate(enough) if whole]
         moments = _moments([series[place] for place in kept], cut, scaling)
         self._clients = [
-            _Client(series[place].name, ((series[place].values - mean) / deviation).astype(np.float32), found[place][0])
+            _Client(
+                series[place].name,
+                ((series[place].values - mean) / deviation).astype(np.float32),
+                _naive_errors(series[place], cut) / deviation,
+                found[place][0],
+            )
             for place, (mean, deviation) in zip(kept, moments, strict=True)
         ]
         self._cut, self._targets = cut, targets
@@ -175,13 +186,15 @@ class SeriesDataset(FederatedDataset):
         return Examples(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y))
 
     def _targets_of(self, client: int, split: str) -> np.ndarray:
-        """float32 of shape (n, 2, D)."""
+        """float32 of shape (n, 3, D)."""
         one, cut = self._clients[client], self._cut
         ends = one.begins[split][:, None, None] + cut.window
         steps = np.arange(cut.horizon)
         places = ends + np.stack([steps, steps % cut.season - cut.season])
-        found = one.values[places][..., : self._targets].transpose(0, 1, 3, 2)
-        return np.ascontiguousarray(found).reshape(len(ends), 2, self.spec.num_classes)
+        found = np.empty((len(ends), 3, self._targets, cut.horizon), dtype=np.float32)
+        found[:, :2] = one.values[places][..., : self._targets].transpose(0, 1, 3, 2)
+        found[:, 2] = one.naive[: self._targets, None]
+        return found.reshape(len(ends), 3, self.spec.num_classes)
 
     def _checksum(self) -> str:
         digest = ContentHash()
@@ -200,6 +213,14 @@ def _moments(series: Sequence[Series], cut: Cut, scaling: Scaling) -> list[tuple
     if scaling == "global":
         return [_of_times(np.concatenate(training))] * len(series)
     return [_of_times(own) for own in training]
+
+
+def _naive_errors(series: Series, cut: Cut) -> np.ndarray:
+    """Returns the mean absolute difference of training times a season apart; float64 of shape (series,)."""
+    border, _ = cut.borders(len(series.values))
+    within = [series.values[begin : min(end, border)] for begin, end in series.stretches if begin < border]
+    errors = np.concatenate([np.abs(own[cut.season :] - own[: -cut.season]) for own in within]).mean(0)
+    return np.where(errors > _CONSTANT * np.abs(series.values[:border]).max(0), errors, 0.0)
 
 
 def _of_times(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

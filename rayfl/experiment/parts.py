@@ -21,6 +21,7 @@ from rayfl.data.poisoned import WithWrongLabels
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
+from rayfl.examples import InputSpec
 from rayfl.experiment.checking import check_parts
 from rayfl.experiment.checks import (
     check_server,
@@ -117,6 +118,11 @@ class Parts:
         """SHA-256 of :attr:`assignment`."""
         return assignment_hash(self.assignment)
 
+    @property
+    def model_spec(self) -> InputSpec:
+        """What models are made for."""
+        return self.config.task.of_model(self.dataset.spec)
+
     @cached_property
     def task(self) -> NetworkTask:
         """Returns what is learned, with the model built for the data set's inputs.
@@ -127,7 +133,7 @@ class Parts:
         """
         spec = self.dataset.spec
         self.config.task.check(spec, self.config.dataset.name)
-        networks = self.config.model.networks(spec.of_model)
+        networks = self.config.model.networks(self.model_spec)
         for network in networks:
             network.settle(self.streams.integer("init.global"))
         model = initial_model(self.config.init, self.storage)

@@ -116,7 +116,8 @@ class EachSeries(nn.Module):
 class EachAlone(ClassificationModel):
     """A model that forecasts each series from its own past.
 
-    Features are of shape (b, f) if there is one series, else (b, k, f). Outputs are of shape (b, k x horizon).
+    Features are of shape (b, f) if there is one series, else (b, k, f). Outputs are of shape (b, k x h), where h is the
+    horizon, times the number of quantiles if these are asked for.
 
     Args:
         spec: of windows.
@@ -127,8 +128,8 @@ class EachAlone(ClassificationModel):
     def __init__(self, spec: InputSpec, read: int, individual: bool) -> None:
         super().__init__()
         self.series = spec.forecast_series
-        own = individual and self.series > 1
-        self.head = EachSeries(self.series, read, spec.horizon) if own else nn.Linear(read, spec.horizon)
+        own, outputs = individual and self.series > 1, spec.num_classes // self.series
+        self.head = EachSeries(self.series, read, outputs) if own else nn.Linear(read, outputs)
 
     def features(self, x: Tensor) -> Tensor:
         found = self.of_series(x[:, :, 0])
@@ -142,7 +143,7 @@ class EachAlone(ClassificationModel):
         return self.forecast(features).flatten(1)
 
     def forecast(self, features: Tensor) -> Tensor:
-        """Returns forecasts of shape (b, horizon) or (b, k, horizon) for features."""
+        """Returns forecasts of shape (b, h) or (b, k, h) for features."""
         found: Tensor = self.head(features)
         return found
 

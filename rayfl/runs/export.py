@@ -98,7 +98,7 @@ def export_adapter(models: CommittedModels, client: int, model: str | None, fold
         )
     rank = next((len(leaf) for name, leaf in chosen.tensors.items() if name.endswith(".lora_A.weight")), None)
     own = {name: leaf for name, leaf in chosen.tensors.items() if not is_of_texts(name)}
-    settings = chosen.section.peft_settings(list(own), models.parts.dataset.spec.of_model.target, rank)
+    settings = chosen.section.peft_settings(list(own), models.parts.model_spec.target, rank)
     write_adapter(folder, own, settings, {**chosen.description, "base": chosen.section.base}, _text_head(chosen))
     return chosen.exported
 
@@ -139,8 +139,8 @@ def _text_head(chosen: _Chosen) -> dict[str, bytes]:
 
 def _labels(models: CommittedModels, section: PretrainedModel) -> tuple[str, ...]:
     """Names of a model's outputs; none where its head began as the base's, whose names are theirs then."""
-    spec, config = models.parts.dataset.spec, models.run.config
-    if spec.of_model.target == "tokens":
+    spec, config = models.parts.model_spec, models.run.config
+    if spec.target == "tokens":
         return ()
     known = config.dataset.aimed_at(config.task.target).class_names() if spec.target == "class" else ()
     if len(known) == spec.num_classes:
@@ -194,7 +194,7 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
     whole = merged(whole, {**network.initialize(0), **network.fixed_parameters})
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in whole.items()}
     section, modules = _architecture(models, predictor)
-    spec = models.parts.dataset.spec.of_model
+    spec = models.parts.model_spec
     metrics = _metrics(models, client, row, cohort)
     description = {
         "method": run.config.algorithm.name,
@@ -211,6 +211,7 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
             "vocabulary": spec.vocabulary,
             **({} if spec.target == "class" else {"target": spec.target}),
             **({"horizon": spec.horizon} if spec.horizon else {}),
+            **({"quantiles": spec.quantiles} if spec.quantiles else {}),
         },
         "transform": run.config.transform.model_dump(mode="json"),
         "modules": modules,
@@ -228,7 +229,7 @@ def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[Any, s
     else:
         architecture = config
     with torch.random.fork_rng(devices=[]):
-        module = architecture.whole(models.parts.dataset.spec.of_model)
+        module = architecture.whole(models.parts.model_spec)
     return architecture, str(module)
 
 

@@ -75,6 +75,14 @@ class TaskSection(BaseModel, ABC):
         make = self.triggered_maker(spec) if triggered else self.maker(spec)
         return make(networks[0], [make(network, ()) for network in networks] if len(networks) > 1 else ())
 
+    def of_model(self, spec: InputSpec) -> InputSpec:
+        """Returns what a model is made for, which the task may widen.
+
+        Args:
+            spec: of the data.
+        """
+        return spec.of_model
+
     @abstractmethod
     def judged_by(self) -> tuple[Metric, ...]:
         """Returns the task's metrics, the main one first."""

@@ -60,6 +60,7 @@ TOGETHER = {
     "TrainConfig.straggler_epochs": {"stragglers": 0.5},
     "SyntheticSource.iid": {"alpha": 0, "beta": 0},
     "RegressionSection.delta": {"loss": "huber"},
+    "ForecastingSection.quantiles": {"loss": "quantile", "quantiles": [0.1, 0.5]},
     "ClassificationSection.thresholds": {"metrics": ["auroc"]},
     "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},

@@ -28,6 +28,7 @@ def looped(series: Series, cut: Cut, targets: int) -> dict[str, list[tuple[int, 
     second = total - int(total * cut.test + 1e-9)
     found: dict[str, list[tuple[int, np.ndarray, np.ndarray]]] = {name: [] for name in (*SPLITS, "left")}
     bounds = [0, *series.breaks, total]
+    errors = naive_errors(series, cut.season, first, bounds)
     for begin, end in pairwise(bounds):
         start = begin
         while start + cut.window + cut.horizon <= end:
@@ -47,9 +48,20 @@ def looped(series: Series, cut: Cut, targets: int) -> dict[str, list[tuple[int, 
                     back -= cut.season
                 naive.append(back)
             y = np.array([[series.values[t, c] for c in range(targets) for t in places] for places in (ahead, naive)])
+            y = np.concatenate([y, np.repeat(errors[:targets], cut.horizon)[None]])
             found[split].append((start, x, y))
             start += cut.stride
     return found
+
+
+def naive_errors(series: Series, season: int, border: int, bounds: list[int]) -> np.ndarray:
+    """Of each series the mean |v_t - v_(t - season)| of training times in one stretch."""
+    apart = [
+        abs(series.values[t] - series.values[t - season])
+        for begin, end in pairwise(bounds)
+        for t in range(begin + season, min(end, border))
+    ]
+    return np.mean(apart, axis=0) if apart else np.zeros(series.values.shape[1])
 
 
 def cuts() -> st.SearchStrategy[Cut]:
@@ -82,11 +94,12 @@ def test_windows_are_those_of_a_loop(cut: Cut, times: int, breaks: list[int], wi
     for split in SPLITS:
         examples = found.load(0)[split]
         assert examples.x.shape[1:] == found.spec.shape == (width, 1, cut.window)
-        assert examples.y.shape[1:] == found.spec.target_shape == (2, targets * cut.horizon)
+        assert examples.y.shape[1:] == found.spec.target_shape == (3, targets * cut.horizon)
         np.testing.assert_array_equal(examples.y.numpy(), found.labels(0)[split])
         for place, (_, x, y) in enumerate(wanted[split]):
             np.testing.assert_array_equal(examples.x[place].numpy(), x.astype(np.float32))
-            np.testing.assert_array_equal(examples.y[place].numpy(), y.astype(np.float32))
+            np.testing.assert_array_equal(examples.y[place, :2].numpy(), y[:2].astype(np.float32))
+            np.testing.assert_allclose(examples.y[place, 2].numpy(), y[2], rtol=1e-6)
 
 
 def times_of(begins: np.ndarray, cut: Cut) -> Iterator[tuple[range, range]]:
@@ -137,8 +150,10 @@ def test_scaling_knows_training_times_alone(scaling: str) -> None:
 
 
 def test_a_series_that_never_changes_is_not_divided_by_round_off() -> None:
-    found = SeriesDataset([Series("a", np.full((40, 1), 0.1))], 1, CUT, "client")
+    noise = 1e-15 * np.random.default_rng(0).normal(size=(40, 1))
+    found = SeriesDataset([Series("a", np.full((40, 1), 0.1) + noise)], 1, CUT, "client")
     assert found.load(0)["train"].x.abs().max() < 1e-9
+    assert not found.load(0)["test"].y[:, 2].any()
 
 
 def test_clients_that_lack_a_split_are_left_out_and_named() -> None:

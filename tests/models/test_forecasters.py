@@ -19,7 +19,8 @@ from rayfl.models.forecasters import DLinear, LSTMForecaster, NLinear
 from rayfl.models.patches import PatchTransformer
 from rayfl.models.perceptron import TwoNN
 from rayfl.objectives import TRAINED, loss
-from rayfl.tasks.forecasting import Forecasting
+from rayfl.tasks.base import Batch
+from rayfl.tasks.forecasting import Forecasting, ForecastingSection
 from tests.support.problems import CPU, request
 from tests.support.toy_networks import DoubleNetwork
 from tests.support.toys import assert_close
@@ -31,6 +32,10 @@ TIMES, HORIZON = 10, 3
 def spec_of(targets: int = 1, series: int | None = None) -> InputSpec:
     shape = (targets if series is None else series, 1, TIMES)
     return InputSpec("image", shape, targets * HORIZON, target="forecast", horizon=HORIZON)
+
+
+def with_quantiles(spec: InputSpec) -> InputSpec:
+    return ForecastingSection(loss="quantile", quantiles=(0.1, 0.5, 0.9)).of_model(spec)
 
 
 def drawn(model: Any, spec: InputSpec, seed: int = 1) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
@@ -157,10 +162,12 @@ def windows(n: int, spec: InputSpec, seed: int) -> Examples:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("targets", [1, 2])
-def test_stacked_clients_learn_what_they_do_one_by_one(name: str, targets: int) -> None:
+@pytest.mark.parametrize("quantiles", [(), (0.1, 0.5, 0.9)])
+def test_stacked_clients_learn_what_they_do_one_by_one(name: str, targets: int, quantiles: tuple[float, ...]) -> None:
     spec = spec_of(targets)
-    network = MODELS[name].network(spec)
-    task = Forecasting(network, (), spec)
+    section = ForecastingSection(loss="quantile" if quantiles else "squared", quantiles=quantiles)
+    network = MODELS[name].network(section.of_model(spec))
+    task = section.task([network], spec)
     updates = [
         request(windows(size, spec, k), network.initialize(k), loss(TRAINED), client=k, batch_size=4)
         for k, size in enumerate((9, 4, 6))
@@ -185,6 +192,39 @@ def test_features_are_what_the_head_turns_into_forecasts(name: str) -> None:
         torch.testing.assert_close(stacked[1], network.logits(tree, x), rtol=1e-5, atol=1e-5)
         one_vector = targets == 1 or name == "lstm"
         assert Forecasting(network, (), spec).traits == (frozenset({"features"}) if one_vector else frozenset())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("targets", [1, 2])
+def test_quantiles_of_a_number_are_outputs_that_follow_each_other(name: str, targets: int) -> None:
+    """A model of three quantiles whose weights are those of one number three times says the number three times."""
+    spec, section = spec_of(targets), ForecastingSection(loss="quantile", quantiles=(0.1, 0.5, 0.9))
+    one, three = MODELS[name].network(spec), MODELS[name].network(with_quantiles(spec))
+    tree, x = one.initialize(0), windows(5, spec, 0).x
+    axis = 1 if "head.weight" in tree and tree["head.weight"].dim() == 3 else 0
+    wide = {key: leaf.repeat_interleave(3, axis) if key.startswith("head") else leaf for key, leaf in tree.items()}
+    wanted = one.logits(tree, x).repeat_interleave(3, 1)
+    torch.testing.assert_close(three.logits(wide, x), wanted)
+    task = section.task([three], spec)
+    batch = Batch(x, windows(5, spec, 0).y)
+    e = batch.y[:, 0] - one.logits(tree, x)
+    expected = torch.stack([torch.where(e > 0, q * e, (q - 1) * e) for q in (0.1, 0.5, 0.9)]).mean()
+    torch.testing.assert_close(task.loss_of(three.logits(wide, x), batch), expected)
+    assert task.traits == Forecasting(one, (), spec).traits
+
+
+def test_crossing_quantiles_are_sorted_and_those_of_several_models_averaged() -> None:
+    spec = spec_of()
+    section = ForecastingSection(loss="quantile", quantiles=(0.1, 0.5, 0.9))
+    task = section.task([NLinear().network(section.of_model(spec))], spec)
+    assert task.predicted(torch.tensor([[3.0, 1, 2, 4, 5, 6]])).tolist() == [[1, 2, 3, 4, 5, 6]]
+    crossing, batch = torch.randn(50, 9), Batch(torch.zeros(50, 1), torch.randn(50, 3, 3))
+    for row in range(50):
+        own = Batch(batch.x[row : row + 1], batch.y[row : row + 1])
+        said = crossing[row : row + 1]
+        assert task.loss_of(task.predicted(said), own) <= task.loss_of(said, own) + 1e-6
+    outputs = [torch.tensor([[3.0, 1, 2]]), torch.tensor([[4.0, 4, 10]])]
+    assert task.mixed([task.predicted(one) for one in outputs]).tolist() == [[2.5, 3, 6.5]]
 
 
 @pytest.mark.parametrize("model", [DLinear(), NLinear(), LSTMForecaster(), PatchTransformer(patch=4)])

@@ -60,7 +60,7 @@ def check(found: SeriesDataset, names: tuple[str, ...]) -> None:
             seen = [[[value(client, place + t, c) for t in range(4)]] for c in range(3)]
             ahead = [value(client, place + t, c) for c in range(2) for t in (4, 5)]
             last = [value(client, place + 3, c) for c in range(2) for _ in range(2)]
-            assert split.x[place].tolist() == seen and split.y[place].tolist() == [ahead, last]
+            assert split.x[place].tolist() == seen and split.y[place].tolist() == [ahead, last, [1.0] * 4]
 
 
 def test_long_files_are_sorted_by_client_and_time(tmp_path: Path) -> None:
