@@ -30,7 +30,7 @@ PRODUCT = [path for folder in ("rayfl", "actors", "algorithms", "cluster") for p
 TESTS = list((ROOT / "tests").rglob("*.py"))
 SERIES = (
     *("window", "horizon", "stride", "validation", "test", "scaling", "season"),
-    *("form", "client", "time", "covariates", "missing", "gaps"),
+    *("form", "client", "time", "covariates", "missing", "gaps", "decimal"),
 )
 TOGETHER = {
     "PrivacyConfig.delta": {"clip_norm": 1, "noise_multiplier": 1},
@@ -70,6 +70,8 @@ TOGETHER = {
     "InteractionsSource.columns": {"path": "rows.csv"},
     "InteractionsSource.separator": {"path": "rows.csv"},
     **{f"SeriesSource.{field}": {"path": "rows.csv", "targets": ["load"]} for field in SERIES},
+    "SeriesSource.separator": {"path": "rows.csv", "targets": ["load"], "separator": ";"},
+    "SeriesSource.time_format": {"path": "rows.csv", "targets": ["load"], "time_format": "%Y"},
     "ImageFolderSource.part": {"path": "folder", "levels": ["split", "class"]},
     "ImageFolderSource.validation": {"path": "folder", "levels": ["split", "class"]},
     "HuggingFaceSource.length": {"path": "folder", "tokenizer": "words"},

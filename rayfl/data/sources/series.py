@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -13,7 +14,8 @@ from rayfl.data.series import Cut, Scaling, Series, SeriesDataset
 from rayfl.data.sources.base import Source
 from rayfl.data.sources.made_up import client_names
 from rayfl.data.sources.parquet import located
-from rayfl.data.sources.series_files import Gaps, Missing, files_of, in_order, read_long, read_wide
+from rayfl.data.sources.series_files import Gaps, Missing, Reading, files_of, in_order, read_long, read_wide
+from rayfl.data.sources.table_files import Decimal, Dialect
 from rayfl.errors import DataError
 from rayfl.naming.lists import EACH_ONCE
 from rayfl.randomness import RandomStreams
@@ -86,6 +88,20 @@ class SeriesSource(WindowedSource):
         default=None, description="Of the long form: column of the clients' names; null: each file is a client."
     )
     time: str = Field(default="time", description="Column of the times: numbers, or dates and times.")
+    time_format: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Of times that are texts, how they are written, as strptime of Python reads it, such as "
+        "%d.%m.%Y %H:%M; null: as in ISO 8601, 2016-07-01 00:00:00.",
+    )
+    separator: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="What is between columns of CSV files; null: a tab in .tsv, else the only one of comma, semicolon "
+        "and tab that the header has, or a comma.",
+    )
+    decimal: Decimal = Field(default=".", description="The decimal sign of CSV files, a point or a comma.")
     targets: Annotated[tuple[str, ...], EACH_ONCE] = Field(
         default=(),
         description="Columns of what is forecast; of the wide form, those that are clients (none: all others).",
@@ -112,6 +128,8 @@ class SeriesSource(WindowedSource):
             raise ValueError("client is for form=long: in the wide form columns are clients; leave it out")
         if self.form == "long" and not self.targets:
             raise ValueError("targets must name the columns that are forecast, or set form=wide")
+        if self.time_format is not None:
+            check_format(self.time_format)
         named = [self.time, *([] if self.client is None else [self.client]), *self.targets, *self.covariates]
         if twice := next((name for place, name in enumerate(named) if name in named[:place]), None):
             raise ValueError(f"column {twice!r} is named twice among client, time, targets and covariates")
@@ -125,14 +143,27 @@ class SeriesSource(WindowedSource):
         """
         given = self.paths if self.path is None else (self.path,)
         files = files_of([located(path.expanduser()) for path in given])
+        dialect = Dialect(self.separator, self.decimal)
+        reading = Reading(self.time, self.covariates, self.time_format, dialect)
         if self.form == "wide":
-            measured = read_wide(files, self.time, self.targets, self.covariates)
+            measured = read_wide(files, self.targets, reading)
             targets = 1
         else:
-            measured = read_long(files, self.client, self.time, self.targets, self.covariates)
+            measured = read_long(files, self.client, self.targets, reading)
             targets = len(self.targets)
         series, remarks = in_order(measured, self.missing, self.gaps)
         return self.cut_into_windows(series, targets, remarks)
+
+
+def check_format(format: str) -> None:
+    """Raises ValueError for a format with which no time can be read."""
+    some = datetime.datetime(2016, 12, 31, 23, tzinfo=datetime.UTC)
+    try:
+        read = datetime.datetime.strptime(some.strftime(format), format)
+    except ValueError as error:
+        raise ValueError(f"time_format={format!r} reads no times: {error}") from error
+    if read.year != some.year:
+        raise ValueError(f"time_format={format!r} has no year: add it, as in %Y-%m-%d %H:%M")
 
 
 class SyntheticSeriesSource(WindowedSource):

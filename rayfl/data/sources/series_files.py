@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rayfl.data.series import Series
-from rayfl.data.sources.table_files import TableFile, no_column
+from rayfl.data.sources.series_columns import SeriesFile
+from rayfl.data.sources.table_files import Dialect
 from rayfl.errors import DataError
 
 Missing = Literal["error", "forward", "drop"]
@@ -60,37 +59,64 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def read_long(
-    files: Sequence[Path], client: str | None, time: str, targets: Sequence[str], covariates: Sequence[str]
-) -> list[Measured]:
+@dataclass(frozen=True)
+class Reading:
+    """How files of series are read.
+
+    Attributes:
+        time: column of the times.
+        covariates: columns that are no series to forecast.
+        time_format: of times that are texts, as ``strptime`` of Python reads it; None: as in ISO 8601.
+        dialect: how CSV files are written.
+    """
+
+    time: str
+    covariates: tuple[str, ...] = ()
+    time_format: str | None = None
+    dialect: Dialect = field(default_factory=Dialect)
+
+    def opened(self, path: Path, option: str, series: Sequence[str], client: str | None = None) -> SeriesFile:
+        """Opens a file; errors as for :class:`SeriesFile`.
+
+        Args:
+            path: the file.
+            option: that names the series.
+            series: columns that are forecast; none: all others are read, too.
+            client: column of the clients' names.
+        """
+        named = [] if client is None else [("client", client)]
+        named += [("time", self.time), *((option, one) for one in series)]
+        named += [("covariates", one) for one in self.covariates]
+        texts = [one for one in (client, self.time if self.time_format is not None else None) if one is not None]
+        return SeriesFile(path, named, not series, texts, self.dialect)
+
+    def times(self, file: SeriesFile) -> np.ndarray:
+        """See :meth:`SeriesFile.times`."""
+        return file.times(self.time, self.time_format)
+
+
+def read_long(files: Sequence[Path], client: str | None, targets: Sequence[str], reading: Reading) -> list[Measured]:
     """Reads files whose rows are a time of a client each.
 
     Args:
         files: with the same columns.
         client: column of the clients' names; None: each file is a client, called as it is without its ending.
-        time: column of the times.
         targets: columns of the series that are forecast.
-        covariates: columns of the others.
+        reading: the other columns.
 
     Returns:
         Clients in the order of their names as texts, rows in that of the files.
 
     Raises:
-        DataError: naming file, column and row.
+        DataError: naming file, column and line.
     """
-    columns = (*targets, *covariates)
-    options = [("targets", one) for one in targets] + [("covariates", one) for one in covariates]
-    names, times, values, wheres = list[np.ndarray](), list[np.ndarray](), list[np.ndarray](), list[Path]()
+    columns = (*targets, *reading.covariates)
+    names, times, values = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for path in files:
-        table = _read(path, client, [("client", client), ("time", time), *options])
-        if client is None:
-            names.append(np.full(table.num_rows, path.stem, dtype=object))
-        else:
-            _refuse_null(path, table, client)
-            names.append(np.array(table.column(client).cast(pa.string()).to_pylist(), dtype=object))
-        times.append(_times(path, table, time))
-        values.append(np.stack([_numbers(path, table, one) for one in columns], 1))
-        wheres.append(path)
+        file = reading.opened(path, "targets", targets, client)
+        names.append(np.full(len(file), path.stem, dtype=object) if client is None else file.names(client))
+        times.append(reading.times(file))
+        values.append(np.stack([file.numbers(one) for one in columns], 1))
     if client is None and len({path.stem for path in files}) < len(files):
         stems = [path.stem for path in files]
         twice = next(stem for place, stem in enumerate(stems) if stem in stems[:place])
@@ -98,44 +124,42 @@ def read_long(
             f"dataset.path: two files are called {twice!r} without their endings, and without dataset.client each file "
             "is a client: rename one, or name the clients' column"
         )
-    _refuse_unlike(wheres, times)
-    file = np.repeat(np.arange(len(files)), [len(one) for one in times])
+    _refuse_unlike(files, times)
+    source = np.repeat(np.arange(len(files)), [len(one) for one in times])
     known, owner = np.unique(np.concatenate(names).astype(str), return_inverse=True)
     order = np.argsort(owner, kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(owner))[:-1])
     all_times, all_values = np.concatenate(times), np.concatenate(values)
     return [
-        Measured(str(name), all_times[part], all_values[part], columns, wheres[file[part[0]]])
+        Measured(str(name), all_times[part], all_values[part], columns, files[source[part[0]]])
         for name, part in zip(known, parts, strict=True)
     ]
 
 
-def read_wide(files: Sequence[Path], time: str, clients: Sequence[str], covariates: Sequence[str]) -> list[Measured]:
+def read_wide(files: Sequence[Path], clients: Sequence[str], reading: Reading) -> list[Measured]:
     """Reads files whose rows are a time of all clients each: a column is a client.
 
     Args:
         files: whose clients have different names.
-        time: column of the times.
         clients: columns that are clients; none: all but times and covariates.
-        covariates: columns of series that all clients of the file know.
+        reading: the other columns; all clients of a file know its covariates.
 
     Returns:
         Clients in the order of files and columns.
 
     Raises:
-        DataError: naming file, column and row.
+        DataError: naming file, column and line.
     """
     found: list[Measured] = []
     for path in files:
-        named = [("time", time), *(("targets", one) for one in clients), *(("covariates", one) for one in covariates)]
-        table = _read(path, None, named, every=not clients)
-        own = list(clients) or [one for one in table.column_names if one != time and one not in covariates]
+        file = reading.opened(path, "targets", clients)
+        own = list(clients) or [one for one in file.columns if one != reading.time and one not in reading.covariates]
         if not own:
-            raise DataError(f"{path} has no column that is a client, only {', '.join(table.column_names)}")
-        times, shared = _times(path, table, time), [_numbers(path, table, one) for one in covariates]
+            raise DataError(f"{path} has no column that is a client, only {', '.join(file.columns)}")
+        times, shared = reading.times(file), [file.numbers(one) for one in reading.covariates]
         for name in own:
-            values = np.stack([_numbers(path, table, name), *shared], 1)
-            found.append(Measured(name, times, values, (name, *covariates), path))
+            values = np.stack([file.numbers(name), *shared], 1)
+            found.append(Measured(name, times, values, (name, *reading.covariates), path))
     names = [one.name for one in found]
     if len(set(names)) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
@@ -220,69 +244,8 @@ def _gaps(one: Measured) -> Iterator[int]:
     yield from (np.flatnonzero(np.abs(steps - median) > _UNEVEN * median) + 1).tolist()
 
 
-def _read(path: Path, client: str | None, named: Sequence[tuple[str, str | None]], every: bool = False) -> pa.Table:
-    """Some columns of a file, by the options that name them, or every one."""
-    file = TableFile(path, client or "")  # no column has that name: those of a wide file are numbers
-    for option, name in named:
-        if name is not None and name not in file.schema.names:
-            raise no_column(option, path, name, file.schema)
-    table = file.read(file.schema.names if every else [name for _, name in named if name is not None])
-    if not table.num_rows:
-        raise DataError(f"{path}: no rows")
-    return table
-
-
-def _refuse_null(path: Path, table: pa.Table, name: str) -> None:
-    if table.column(name).null_count:
-        row = pc.index(pc.is_null(table.column(name)), True).as_py()
-        raise DataError(f"{path}, column {name!r}, row {row}: no value; fill it in, or remove the row")
-
-
-def _times(path: Path, table: pa.Table, name: str) -> np.ndarray:
-    """Numbers or ``datetime64``."""
-    _refuse_null(path, table, name)
-    column = table.column(name)
-    if pa.types.is_string(column.type):
-        column = _parsed(path, column, name)
-    if pa.types.is_date(column.type):
-        column = column.cast(pa.timestamp("ms"))
-    kind = column.type
-    if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise DataError(f"{path}: column {name!r} has the type {kind}; needed are times, or numbers")
-    values: np.ndarray = column.to_numpy()
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise DataError(f"{path}, column {name!r}, row {row}: the time is not finite; mend it, or remove the row")
-    return values
-
-
-def _parsed(path: Path, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Texts as times, which a file's own reader may have left texts."""
-    for kind in (pa.float64(), pa.timestamp("us")):
-        try:
-            return column.cast(kind)
-        except pa.ArrowException as error:
-            why = error
-    raise DataError(
-        f"{path}: column {name!r} has texts that are no times like 2016-07-01 00:00:00, and not all numbers: {why}"
-    )
-
-
 def _refuse_unlike(paths: Sequence[Path], times: Sequence[np.ndarray]) -> None:
     """Numbers of one file and times of another have no order."""
     for path, own in zip(paths, times, strict=True):
         if (own.dtype.kind == "M") != (times[0].dtype.kind == "M"):
             raise DataError(f"{path}: times here are numbers, but those of {paths[0]} are not, or the other way round")
-
-
-def _numbers(path: Path, table: pa.Table, name: str) -> np.ndarray:
-    """float64, nan where there is no value."""
-    column = table.column(name)
-    kind = column.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise DataError(f"{path}: column {name!r} has the type {kind}; needed are numbers")
-    values: np.ndarray = column.cast(pa.float64(), safe=False).to_numpy()
-    if np.isinf(values).any():
-        row = int(np.flatnonzero(np.isinf(values))[0])
-        raise DataError(f"{path}, column {name!r}, row {row}: the value is not finite; mend it, or remove the row")
-    return values
