@@ -31,28 +31,43 @@ class Series:
         name: the client's.
         values: finite float64 of shape (times, series); those that are forecast come first.
         breaks: ascending places in ``values`` where a new stretch of time begins, after a gap.
+        borders: places of the first validation time and of the first test time, which may be equal; None: those by the
+            shares of :class:`Cut`.
     """
 
     name: str
     values: np.ndarray
     breaks: tuple[int, ...] = ()
+    borders: tuple[int, int] | None = None
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
         """Returns the first place of each stretch, and the one after its last."""
         return list(zip((0, *self.breaks), (*self.breaks, len(self.values)), strict=True))
 
+    def divided(self, places: Sequence[int]) -> Series:
+        """Returns the series with given borders.
+
+        Args:
+            places: of the first validation time, of the first test time, and perhaps of the first one that is left out
+                with all that follow; ascending. Those beyond the last time are taken to be its end.
+        """
+        total = len(self.values)
+        first, second, end = (min(place, total) for place in (*places, total)[:3])
+        return Series(self.name, self.values[:end], tuple(one for one in self.breaks if one < end), (first, second))
+
 
 @dataclass(frozen=True)
 class Cut:
     """How windows are cut, and divided among splits.
 
-    Of T times of a client, the last floor(T test) are those that test windows forecast, and the floor(T validation)
-    before them those that validation windows forecast; the others, from the first one on, are the training times. A
-    window is in a split if all times that it forecasts are the split's. Windows that forecast times of two splits are
-    left out. So each time that a training window sees or forecasts comes before each time that a validation or test
-    window forecasts, and each time of a validation window before each time that a test window forecasts. What
-    validation and test windows see may reach back to the times before: it is known when they are forecast.
+    Of T times of a client without borders of its own, the last floor(T test) are those that test windows forecast, and
+    the floor(T validation) before them those that validation windows forecast; the others, from the first one on, are
+    the training times. A window is in a split if all times that it forecasts are the split's. Windows that forecast
+    times of two splits are left out. So each time that a training window sees or forecasts comes before each time that
+    a validation or test window forecasts, and each time of a validation window before each time that a test window
+    forecasts. What validation and test windows see may reach back to the times before: it is known when they are
+    forecast.
 
     Attributes:
         window: times that are seen.
@@ -70,14 +85,17 @@ class Cut:
     test: float = 0.2
     season: int = 1
 
-    def borders(self, times: int) -> tuple[int, int]:
+    def borders(self, series: Series) -> tuple[int, int]:
         """Returns the first validation time and the first test time, as places; training times are those before."""
+        if series.borders is not None:
+            return series.borders
+        times = len(series.values)
         tested, validated = (int(times * share + 1e-9) for share in (self.test, self.validation))
         return times - tested - validated, times - tested
 
     def windows(self, series: Series) -> tuple[dict[str, np.ndarray], int]:
         """Returns where windows begin, by split, as ascending int64 places, and how many windows are left out."""
-        first, second = self.borders(len(series.values))
+        first, second = self.borders(series)
         within = [
             np.arange(begin, end - self.window - self.horizon + 1, self.stride) for begin, end in series.stretches
         ]
@@ -134,15 +152,16 @@ class SeriesDataset(FederatedDataset):
         self, series: Sequence[Series], targets: int, cut: Cut, scaling: Scaling, remarks: Sequence[str] = ()
     ) -> None:
         found = [cut.windows(one) for one in series]
-        wanted = [split for split in SPLITS if split != "validation" or cut.validation]
+        validated = any(cut.validation if one.borders is None else len(set(one.borders)) > 1 for one in series)
+        wanted = [split for split in SPLITS if split != "validation" or validated]
         enough = [all(len(begins[split]) for split in wanted) for begins, _ in found]
         if not any(enough):
             longest = max(series, key=lambda one: len(one.values))
             raise DataError(
                 f"no client has a window in each of {', '.join(wanted)}: one needs {cut.window + cut.horizon} times in "
                 f"a row (dataset.window + dataset.horizon), and client {longest.name!r}, which has most, has "
-                f"{len(longest.values)}, of which {cut.borders(len(longest.values))[0]} are for training: lower "
-                "dataset.window or dataset.horizon, or change dataset.validation and dataset.test"
+                f"{len(longest.values)}, of which {cut.borders(longest)[0]} are for training: lower "
+                "dataset.window or dataset.horizon, or change dataset.validation and dataset.test, or dataset.borders"
             )
         kept = [place for place, whole in enumerate(enough) if whole]
         moments = _moments([series[place] for place in kept], cut, scaling)
@@ -209,7 +228,7 @@ def _moments(series: Sequence[Series], cut: Cut, scaling: Scaling) -> list[tuple
     width = series[0].values.shape[1]
     if scaling == "none":
         return [(np.zeros(width), np.ones(width))] * len(series)
-    training = [one.values[: cut.borders(len(one.values))[0]] for one in series]
+    training = [one.values[: cut.borders(one)[0]] for one in series]
     if scaling == "global":
         return [_of_times(np.concatenate(training))] * len(series)
     return [_of_times(own) for own in training]
@@ -217,7 +236,7 @@ def _moments(series: Sequence[Series], cut: Cut, scaling: Scaling) -> list[tuple
 
 def _naive_errors(series: Series, cut: Cut) -> np.ndarray:
     """Returns the mean absolute difference of training times a season apart; float64 of shape (series,)."""
-    border, _ = cut.borders(len(series.values))
+    border, _ = cut.borders(series)
     within = [series.values[begin : min(end, border)] for begin, end in series.stretches if begin < border]
     errors = np.concatenate([np.abs(own[cut.season :] - own[: -cut.season]) for own in within]).mean(0)
     return np.where(errors > _CONSTANT * np.abs(series.values[:border]).max(0), errors, 0.0)

@@ -70,6 +70,8 @@ TOGETHER = {
     "InteractionsSource.columns": {"path": "rows.csv"},
     "InteractionsSource.separator": {"path": "rows.csv"},
     **{f"SeriesSource.{field}": {"path": "rows.csv", "targets": ["load"]} for field in SERIES},
+    "SeriesSource.borders": {"path": "rows.csv", "targets": ["load"], "borders": [5, 7]},
+    "SyntheticSeriesSource.borders": {"borders": [5, 7]},
     "SeriesSource.separator": {"path": "rows.csv", "targets": ["load"], "separator": ";"},
     "SeriesSource.time_format": {"path": "rows.csv", "targets": ["load"], "time_format": "%Y"},
     "ImageFolderSource.part": {"path": "folder", "levels": ["split", "class"]},

@@ -119,7 +119,7 @@ def test_no_time_of_an_earlier_split_lies_at_or_after_what_a_later_one_forecasts
         last = max((ahead[-1] for _, ahead in times_of(of_split[early], cut)), default=-1)
         first = min((ahead[0] for _, ahead in times_of(of_split[late], cut)), default=times)
         assert last < first
-    border, _ = cut.borders(times)
+    border, _ = cut.borders(Series("a", walk(times)))
     assert all(ahead[-1] < border for _, ahead in times_of(of_split["train"], cut))
     assert all(ahead[0] >= border for split in SPLITS[1:] for _, ahead in times_of(of_split[split], cut))
 
@@ -130,7 +130,7 @@ CUT = Cut(6, 3, 1, 0.1, 0.2)
 @pytest.mark.parametrize("scaling", ["client", "global"])
 def test_scaling_knows_training_times_alone(scaling: str) -> None:
     values = [walk(60, seed, 2) for seed in range(3)]
-    border = CUT.borders(60)[0]
+    border = CUT.borders(Series("a", values[0]))[0]
     later = [np.concatenate([one[:border], 100 + 9 * one[border:]]) for one in values]
     one, other = (
         SeriesDataset([Series(str(k), own) for k, own in enumerate(given)], 1, CUT, scaling)  # type: ignore[arg-type]
@@ -169,3 +169,22 @@ def test_clients_that_lack_a_split_are_left_out_and_named() -> None:
         DataError, match=r"one needs 9 times in a row .* client 'short', which has most, has 9, of whic"
     ):
         SeriesDataset(series[1:], 1, CUT, "client")
+
+
+def test_series_may_have_borders_of_their_own() -> None:
+    cut = Cut(6, 3, validation=0)
+    series = Series("a", walk(60), (10, 45)).divided([30, 40, 52])
+    assert len(series.values) == 52 and series.breaks == (10, 45) and series.borders == (30, 40)
+    wanted = {"train": [0, 1, *range(10, 22)], "validation": [*range(24, 32)], "test": [*range(34, 37)]}
+    assert {split: begins.tolist() for split, begins in cut.windows(series)[0].items()} == wanted
+    found = SeriesDataset([series], 1, cut, "client")
+    training = walk(60)[:30]
+    first = (walk(60)[:6, 0] - training.mean()) / training.std()
+    np.testing.assert_allclose(found.load(0)["train"].x[0, 0, 0], first, rtol=1e-6)
+    assert Series("a", walk(60), (10, 55)).divided([30, 40, 52]).breaks == (10,)
+    short = Series("b", walk(35)).divided([30, 40, 52])
+    assert len(short.values) == 35 and short.borders == (30, 35)
+    both = SeriesDataset([series, short], 1, cut, "client")
+    assert both.names == ("a",)
+    none = SeriesDataset([Series("c", walk(60)).divided([40, 40])], 1, cut, "client")
+    assert none.sizes().tolist() == [[32, 0, 18]]

@@ -14,6 +14,7 @@ from rayfl.data.series import Cut, Scaling, Series, SeriesDataset
 from rayfl.data.sources.base import Source
 from rayfl.data.sources.made_up import client_names
 from rayfl.data.sources.parquet import located
+from rayfl.data.sources.series_borders import Border, check_borders, places_of
 from rayfl.data.sources.series_files import Gaps, Missing, Reading, files_of, in_order, read_long, read_wide
 from rayfl.data.sources.table_files import Decimal, Dialect
 from rayfl.errors import DataError
@@ -33,6 +34,11 @@ class WindowedSource(Source):
         default=0.1, ge=0, lt=1, description="Share of each client's times, before those for testing, for validation."
     )
     test: float = Field(default=0.2, gt=0, lt=1, description="Share of each client's times, the last, for testing.")
+    borders: tuple[Border, ...] = Field(
+        default=(),
+        description="In place of validation and test: the counts of times, or the times as texts, at which validation "
+        "begins, test begins, and perhaps what follows is left out, such as [8640, 11520, 14400]; none: shares.",
+    )
     scaling: Scaling = Field(
         default="client",
         description="By whose mean and standard deviation values are scaled, of training times alone: client, each "
@@ -47,6 +53,10 @@ class WindowedSource(Source):
 
     @model_validator(mode="after")
     def _divided(self) -> Self:
+        if self.borders:
+            check_borders(self.borders)
+            if any(getattr(self, name) != type(self).model_fields[name].default for name in ("validation", "test")):
+                raise ValueError("borders say where validation and test begin: leave validation and test out")
         if self.validation + self.test >= 1:
             raise ValueError(
                 f"validation={self.validation:g} and test={self.test:g} leave no times for training: lower one of them"
@@ -60,7 +70,8 @@ class WindowedSource(Source):
 
     def cut_into_windows(self, series: Sequence[Series], targets: int, remarks: Sequence[str] = ()) -> SeriesDataset:
         """Returns the clients' windows; errors as for :class:`SeriesDataset`."""
-        cut = Cut(self.window, self.horizon, self.stride, self.validation, self.test, self.season)
+        validation = 0.0 if self.borders else self.validation
+        cut = Cut(self.window, self.horizon, self.stride, validation, self.test, self.season)
         return SeriesDataset(series, targets, cut, self.scaling, remarks)
 
 
@@ -151,7 +162,7 @@ class SeriesSource(WindowedSource):
         else:
             measured = read_long(files, self.client, self.targets, reading)
             targets = len(self.targets)
-        series, remarks = in_order(measured, self.missing, self.gaps)
+        series, remarks = in_order(measured, self.missing, self.gaps, self.borders)
         return self.cut_into_windows(series, targets, remarks)
 
 
@@ -197,6 +208,9 @@ class SyntheticSeriesSource(WindowedSource):
         common = self._day(streams.generator("synthetic"))
         names = client_names(self.num_clients, 1).tolist()
         series = [Series(name, self._client(client, common, streams)) for client, name in enumerate(names)]
+        if self.borders:
+            places = places_of(self.borders, np.arange(self.times), "made-up series")
+            series = [one.divided(places) for one in series]
         return self.cut_into_windows(series, 1)
 
     def _client(self, client: int, common: np.ndarray, streams: RandomStreams) -> np.ndarray:

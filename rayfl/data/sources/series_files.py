@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from rayfl.data.series import Series
+from rayfl.data.sources.series_borders import places_of
 from rayfl.data.sources.series_columns import SeriesFile
 from rayfl.data.sources.table_files import Dialect
 from rayfl.errors import DataError
@@ -167,7 +168,9 @@ def read_wide(files: Sequence[Path], clients: Sequence[str], reading: Reading) -
     return found
 
 
-def in_order(measured: Sequence[Measured], missing: Missing, gaps: Gaps) -> tuple[list[Series], list[str]]:
+def in_order(
+    measured: Sequence[Measured], missing: Missing, gaps: Gaps, borders: Sequence[int | str] = ()
+) -> tuple[list[Series], list[str]]:
     """Sorts rows by time, and finds what is missing.
 
     Args:
@@ -176,6 +179,7 @@ def in_order(measured: Sequence[Measured], missing: Missing, gaps: Gaps) -> tupl
             left out.
         gaps: what becomes of times that are not as far apart as the median of those of the client: an error; windows
             do not cross the place; they cross it.
+        borders: of the splits (:func:`check_borders`); none: they are divided by shares.
 
     Returns:
         The clients' series, and what a user should be warned of.
@@ -183,7 +187,7 @@ def in_order(measured: Sequence[Measured], missing: Missing, gaps: Gaps) -> tupl
     Raises:
         DataError: naming file, client, time and the fix.
     """
-    series, filled, dropped, broken = list[Series](), 0, 0, 0
+    series, filled, dropped, broken, unused, short = list[Series](), 0, 0, 0, 0, 0
     for one in measured:
         order = np.argsort(one.times, kind="stable")
         ordered = Measured(one.name, one.times[order], one.values[order], one.columns, one.where)
@@ -205,10 +209,18 @@ def in_order(measured: Sequence[Measured], missing: Missing, gaps: Gaps) -> tupl
                 "cross gaps) or ignore (rows follow each other)"
             )
         broken += len(places)
-        series.append(Series(one.name, ordered.values, places))
+        found = Series(one.name, ordered.values, places)
+        if borders:
+            divided = places_of(borders, ordered.times, f"client {one.name!r}")
+            found = found.divided(divided)
+            unused += len(ordered.values) - len(found.values)
+            short += len(ordered.values) < divided[-1]
+        series.append(found)
     counted = (
         (filled, "missing values are filled in with those of the time before: {}"),
         (dropped, "rows with a missing value are left out: {}"),
+        (unused, "times at or after the last of dataset.borders are left out: {}"),
+        (short, "clients that have fewer times than the last of dataset.borders: {}"),
         (broken, "gaps between times, which windows do not cross: {}"),
     )
     return series, [words.format(count) for count, words in counted if count]
