@@ -141,6 +141,7 @@ class SeriesDataset(FederatedDataset):
         cut: how windows are cut.
         scaling: by whose moments values are scaled.
         remarks: further sentences that a user should read.
+        unscaled: how many series, the last ones, are left as they are.
 
     Raises:
         DataError: no client has a window in each split.
@@ -149,7 +150,13 @@ class SeriesDataset(FederatedDataset):
     sound = True
 
     def __init__(
-        self, series: Sequence[Series], targets: int, cut: Cut, scaling: Scaling, remarks: Sequence[str] = ()
+        self,
+        series: Sequence[Series],
+        targets: int,
+        cut: Cut,
+        scaling: Scaling,
+        remarks: Sequence[str] = (),
+        unscaled: int = 0,
     ) -> None:
         found = [cut.windows(one) for one in series]
         validated = any(cut.validation if one.borders is None else len(set(one.borders)) > 1 for one in series)
@@ -164,7 +171,11 @@ class SeriesDataset(FederatedDataset):
                 "dataset.window or dataset.horizon, or change dataset.validation and dataset.test, or dataset.borders"
             )
         kept = [place for place, whole in enumerate(enough) if whole]
-        moments = _moments([series[place] for place in kept], cut, scaling)
+        scaled = np.arange(series[0].values.shape[1]) < series[0].values.shape[1] - unscaled
+        moments = [
+            (np.where(scaled, mean, 0.0), np.where(scaled, deviation, 1.0))
+            for mean, deviation in _moments([series[place] for place in kept], cut, scaling)
+        ]
         self._clients = [
             _Client(
                 series[place].name,

@@ -17,8 +17,8 @@ from rayfl.models.factorization import Factorizable
 INDIVIDUAL = "Whether each series that is forecast has a linear map of its own; else they share one."
 _WINDOWS = "windows of series (dataset=series, task=forecasting)"
 _ALONE = (
-    "windows whose series are all forecast, for it forecasts each from its own past (leave out dataset.covariates, or "
-    "choose lstm_forecaster)"
+    "windows whose series are all forecast, for it forecasts each from its own past (leave out dataset.covariates and "
+    "calendar, or choose lstm_forecaster)"
 )
 
 

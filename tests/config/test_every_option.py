@@ -30,7 +30,7 @@ PRODUCT = [path for folder in ("rayfl", "actors", "algorithms", "cluster") for p
 TESTS = list((ROOT / "tests").rglob("*.py"))
 SERIES = (
     *("window", "horizon", "stride", "validation", "test", "scaling", "season"),
-    *("form", "client", "time", "covariates", "missing", "gaps", "decimal"),
+    *("form", "client", "time", "covariates", "missing", "gaps", "decimal", "calendar"),
 )
 TOGETHER = {
     "PrivacyConfig.delta": {"clip_norm": 1, "noise_multiplier": 1},

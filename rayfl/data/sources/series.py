@@ -15,6 +15,7 @@ from rayfl.data.sources.base import Source
 from rayfl.data.sources.made_up import client_names
 from rayfl.data.sources.parquet import located
 from rayfl.data.sources.series_borders import Border, check_borders, places_of
+from rayfl.data.sources.series_calendar import Cycle
 from rayfl.data.sources.series_files import Gaps, Missing, Reading, files_of, in_order, read_long, read_wide
 from rayfl.data.sources.table_files import Decimal, Dialect
 from rayfl.errors import DataError
@@ -68,11 +69,13 @@ class WindowedSource(Source):
             )
         return self
 
-    def cut_into_windows(self, series: Sequence[Series], targets: int, remarks: Sequence[str] = ()) -> SeriesDataset:
+    def cut_into_windows(
+        self, series: Sequence[Series], targets: int, remarks: Sequence[str] = (), unscaled: int = 0
+    ) -> SeriesDataset:
         """Returns the clients' windows; errors as for :class:`SeriesDataset`."""
         validation = 0.0 if self.borders else self.validation
         cut = Cut(self.window, self.horizon, self.stride, validation, self.test, self.season)
-        return SeriesDataset(series, targets, cut, self.scaling, remarks)
+        return SeriesDataset(series, targets, cut, self.scaling, remarks, unscaled)
 
 
 class SeriesSource(WindowedSource):
@@ -120,6 +123,11 @@ class SeriesSource(WindowedSource):
     covariates: Annotated[tuple[str, ...], EACH_ONCE] = Field(
         default=(), description="Columns that models see, too, and do not forecast."
     )
+    calendar: Annotated[tuple[Cycle, ...], EACH_ONCE] = Field(
+        default=(),
+        description="Covariates that are made of the times, two of each: sine and cosine of the hour of the day, the "
+        "day of the week, or the month of the year.",
+    )
     missing: Missing = Field(
         default="error",
         description="Where a value is missing: error; forward, the last value before it is taken; drop, the client's "
@@ -162,8 +170,8 @@ class SeriesSource(WindowedSource):
         else:
             measured = read_long(files, self.client, self.targets, reading)
             targets = len(self.targets)
-        series, remarks = in_order(measured, self.missing, self.gaps, self.borders)
-        return self.cut_into_windows(series, targets, remarks)
+        series, remarks = in_order(measured, self.missing, self.gaps, self.borders, self.calendar)
+        return self.cut_into_windows(series, targets, remarks, unscaled=2 * len(self.calendar))
 
 
 def check_format(format: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rayfl.data.series import Series
 from rayfl.data.sources.series_borders import places_of
+from rayfl.data.sources.series_calendar import Cycle, calendar_of
 from rayfl.data.sources.series_columns import SeriesFile
 from rayfl.data.sources.table_files import Dialect
 from rayfl.errors import DataError
@@ -169,7 +170,11 @@ def read_wide(files: Sequence[Path], clients: Sequence[str], reading: Reading) -
 
 
 def in_order(
-    measured: Sequence[Measured], missing: Missing, gaps: Gaps, borders: Sequence[int | str] = ()
+    measured: Sequence[Measured],
+    missing: Missing,
+    gaps: Gaps,
+    borders: Sequence[int | str] = (),
+    calendar: Sequence[Cycle] = (),
 ) -> tuple[list[Series], list[str]]:
     """Sorts rows by time, and finds what is missing.
 
@@ -180,6 +185,7 @@ def in_order(
         gaps: what becomes of times that are not as far apart as the median of those of the client: an error; windows
             do not cross the place; they cross it.
         borders: of the splits (:func:`check_borders`); none: they are divided by shares.
+        calendar: cycles whose sine and cosine become series, the last ones.
 
     Returns:
         The clients' series, and what a user should be warned of.
@@ -209,9 +215,11 @@ def in_order(
                 "cross gaps) or ignore (rows follow each other)"
             )
         broken += len(places)
-        found = Series(one.name, ordered.values, places)
+        where = f"client {one.name!r}"
+        values = np.concatenate([ordered.values, calendar_of(ordered.times, calendar, where)], 1)
+        found = Series(one.name, values, places)
         if borders:
-            divided = places_of(borders, ordered.times, f"client {one.name!r}")
+            divided = places_of(borders, ordered.times, where)
             found = found.divided(divided)
             unused += len(ordered.values) - len(found.values)
             short += len(ordered.values) < divided[-1]
