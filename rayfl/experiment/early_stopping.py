@@ -65,6 +65,8 @@ def _check_metric(rule: EarlyStoppingConfig, metrics: Sequence[Metric]) -> None:
     if rule.metric is not None and rule.metric not in names:
         raise ConfigError(f"early_stopping.metric: there is no {rule.metric!r}; the task has {', '.join(names)}")
     watched = next(metric for metric in metrics if rule.metric in (None, metric.name))
+    if not watched.ranked:
+        raise ConfigError(f"early_stopping.metric: no {watched.label} is better than another: choose {names[0]}")
     if rule.target is not None and rule.target > 1 and (watched.unit, watched.better) == ("%", "higher"):
         raise ConfigError(
             f"early_stopping.target: {rule.target:g} is {watched.told(rule.target)}, which {watched.label} never "

@@ -58,8 +58,8 @@ def metrics_of_quantiles(quantiles: Sequence[float]) -> tuple[Metric, ...]:
     places, found = interval_of(quantiles), [Metric("pinball", "pinball loss", "lower", digits=4)]
     if places is not None:
         nominal = quantiles[places[1]] - quantiles[places[0]]
-        found.append(Metric("coverage", f"coverage of the {100 * nominal:.6g} % interval", "higher"))
-        found.append(Metric("width", "interval width", "lower", digits=4))
+        found.append(Metric("coverage", f"coverage of the {100 * nominal:.6g} % interval", "higher", ranked=False))
+        found.append(Metric("width", "interval width", "lower", digits=4, ranked=False))
     return (*found, *METRICS)
 
 

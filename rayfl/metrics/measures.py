@@ -22,6 +22,7 @@ class Metric:
         scale: what values are multiplied by where they are shown.
         digits: shown behind the point.
         unit: of what is shown: ``%``, ``nats``, or nothing.
+        ranked: whether a value is better the further it is that way; else it should be near one, and none is the best.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Metric:
     scale: float = 1
     digits: int = 3
     unit: str = ""
+    ranked: bool = True
 
     @property
     def heading(self) -> str:

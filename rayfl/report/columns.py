@@ -31,6 +31,7 @@ class Metric:
         by_client: whether clients have it, too, so that it has a spread over them.
         chosen: whether it is a choice among evaluations by the data that it is of: marked, never the best, not tested.
         alike: whether the compared runs define it alike; else no number is the best, and it is not tested.
+        ranked: whether more, or less, of it is better at all; else likewise.
     """
 
     column: str
@@ -41,11 +42,12 @@ class Metric:
     by_client: bool = True
     chosen: bool = False
     alike: bool = True
+    ranked: bool = True
 
     @property
     def comparable(self) -> bool:
         """Returns whether methods may be ranked and tested by it."""
-        return self.alike and not self.chosen
+        return self.alike and self.ranked and not self.chosen
 
     @property
     def measured(self) -> str:
@@ -123,4 +125,4 @@ def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:
 
 
 def _column_of(metric: TaskMetric) -> Metric:
-    return Metric(metric.name, metric.heading, metric.scale, metric.digits, metric.sign)
+    return Metric(metric.name, metric.heading, metric.scale, metric.digits, metric.sign, ranked=metric.ranked)

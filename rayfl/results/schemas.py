@@ -197,7 +197,10 @@ def metrics_metadata(metrics: Sequence[Metric]) -> dict[bytes, bytes]:
     """Returns what :func:`metrics_of` reads; nothing for classification without further metrics."""
     if tuple(metrics) == CLASSIFICATION.metrics:
         return {}
-    return {METRICS_KEY: json.dumps([asdict(metric) for metric in metrics]).encode()}
+    recorded = [{name: value for name, value in asdict(metric).items() if name != "ranked"} for metric in metrics]
+    for metric, fields in zip(metrics, recorded, strict=True):
+        fields |= {} if metric.ranked else {"ranked": False}  # which rayfl 0.1.0 does not know
+    return {METRICS_KEY: json.dumps(recorded).encode()}
 
 
 def metrics_of(table: pa.Table | pa.Schema) -> tuple[Metric, ...]:

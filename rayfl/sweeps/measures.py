@@ -52,6 +52,8 @@ class Measure:
         names = [known.name for known in metrics]
         if metric is not None and metric not in names:
             raise ConfigError(f"--metric: there is no {metric!r}; the task has {', '.join(names)}")
+        if unranked := next((known for known in metrics if known.name == metric and not known.ranked), None):
+            raise ConfigError(f"--metric: no {unranked.label} is better than another: choose {names[0]}")
         return cls(metric or names[0], model, judge, tuple(metrics))
 
     @property

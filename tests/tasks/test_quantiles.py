@@ -14,18 +14,23 @@ from safetensors import safe_open
 from torch import nn
 
 import rayfl
-from algorithms.registry import Experiment
+from algorithms.registry import METHODS, Experiment
 from rayfl.cli.anatomy import anatomies
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.forecasters import NLinear
+from rayfl.report.columns import columns_of
+from rayfl.report.comparison import compare
+from rayfl.report.lines import Wanted
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.export import export_model
+from rayfl.runs.finding import load_runs
 from rayfl.runs.folder import open_run
 from rayfl.runs.rows import where
+from rayfl.sweeps.measures import Measure
 from rayfl.tasks.forecasting import ForecastingSection
 
 torch.set_num_threads(1)
@@ -121,6 +126,21 @@ def test_more_training_brings_the_coverage_near_its_level_and_lowers_the_loss(tm
     assert rows[1]["pinball"] < rows[0]["pinball"]
     assert abs(rows[1]["pooled_coverage"] - 0.8) < 0.05 < abs(rows[0]["pooled_coverage"] - 0.8)
     assert rows[1]["pooled_rmse"] == pytest.approx(rows[1]["pooled_mse"] ** 0.5)
+
+
+def test_no_coverage_is_the_best(tmp_path: Path) -> None:
+    """Coverage is good near its level, and width for what it costs: reports mark neither, and nothing goes by it."""
+    for method in ("fedavg", "ditto"):
+        rayfl.run(sections(model="nlinear", algorithm=method), storage_path=str(tmp_path), name=method)
+    runs = load_runs([str(tmp_path / method) for method in ("fedavg", "ditto")], METHODS)
+    names = ["pinball", "coverage", "width", "mae"]
+    comparison = compare(runs, Wanted([columns_of(runs)[name] for name in names]))
+    marked = {name: any(line.cells[name].best for line in comparison.lines) for name in names}
+    assert marked == {"pinball": True, "coverage": False, "width": False, "mae": True}
+    with pytest.raises(ConfigError, match="no coverage of the 80 % interval is better than another: choose pinball"):
+        Parts(load_config(Experiment, sections(early_stopping={"patience": 1, "metric": "coverage"}), {})).check()
+    with pytest.raises(ConfigError, match="no interval width is better than another: choose pinball"):
+        Measure.of_task(metrics_of(runs[0].rounds), "width", "personalized", "validation")
 
 
 def test_an_exported_model_says_which_quantiles_its_outputs_are(tmp_path: Path) -> None:
