@@ -17,6 +17,8 @@ from actors.processes.ray_errors import in_words
 from rayfl.errors import ResourceError, RunError
 from rayfl.storage.files import Storage
 
+FIRST_WAIT_S = 5.0
+"""Seconds in which a node that has just joined may answer: without an answer it waits for a whole round."""
 _NOT_THERE = "does not see it: it is no shared folder there (mount it on all nodes, or use s3://, gs://)"
 
 
@@ -57,19 +59,23 @@ class SharedFolder:
         while not self.ready(self._timeout_s):
             pass
 
-    def ready(self, patience_s: float = 0.0) -> bool:
+    def ready(self, patience_s: float | None = None) -> bool:
         """Returns whether all nodes of now see the folder; False while some have not answered yet.
 
         Args:
-            patience_s: seconds to wait for answers.
+            patience_s: seconds to wait for answers; None: a few if nodes are asked only now, and none if they were
+                asked before.
 
         Raises:
             ResourceError: naming the folder and the nodes on which it is missing, another one or read-only, or which
                 did not answer in time.
             RunError: when the folder cannot be written here.
         """
-        if not self._asked and not self._ask():
+        before = bool(self._asked)
+        if not before and not self._ask():
             return True
+        if patience_s is None:
+            patience_s = 0.0 if before else FIRST_WAIT_S
         late = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=patience_s)[1]
         if late and time.monotonic() - self._since < self._timeout_s:
             return False

@@ -91,6 +91,7 @@ def test_what_cannot_be_timed_is_an_error(tmp_path: Path, less: int, method: str
 @pytest.mark.slow
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "scripts" / "gpu" / "campaign.py")
-    command = [sys.executable, script, "--part", "f", "--out", str(tmp_path / "out"), "--fl-bench", str(tmp_path)]
+    command = [sys.executable, script, "--part", "f", "--device", "cpu", "--out", str(tmp_path / "out")]
+    command += ["--fl-bench", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "is no checkout of FL-bench" in done.stderr

@@ -92,6 +92,6 @@ class Running:
             self.process.communicate()
 
 
-def long_rounds(config: dict[str, Any], local_epochs: int = 400) -> dict[str, Any]:
+def long_rounds(config: dict[str, Any], local_epochs: int = 800) -> dict[str, Any]:
     """Rounds of seconds: a node that goes after one is missed in the next."""
     return config | {"train": config["train"] | {"local_epochs": local_epochs}}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from cluster.planning.shared_storage import SharedFolder, check_shared_storage, visit_storage
+from cluster.planning.shared_storage import FIRST_WAIT_S, SharedFolder, check_shared_storage, visit_storage
 from rayfl.errors import ResourceError
 from rayfl.storage.files import Storage
 
@@ -98,20 +98,22 @@ def test_a_single_node_shares_with_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_nodes_that_have_joined_are_asked_once_and_nobody_waits_for_them(
+def test_nodes_that_have_joined_are_asked_once_and_waited_for_shortly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [node] = [node for node in ray.nodes() if node["Alive"]]
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the driver's"))
     place, late = SharedFolder(Storage(str(tmp_path)), 60), list[bool]()
-    wait = ray.wait
+    wait, waited = ray.wait, list[float]()
 
     def slow(tasks: list[Any], **options: Any) -> Any:
+        waited.append(options["timeout"])
         return ([], tasks) if late else wait(tasks, **options | {"timeout": 60})
 
     monkeypatch.setattr(ray, "wait", slow)
     late.append(True)
     assert not place.ready() and not place.ready()
+    assert waited == [FIRST_WAIT_S, 0.0]
     assert len(list(tmp_path.glob(".probe-*"))) == 1  # one question, however often its answer is looked for
     late.clear()
     assert place.ready() and not list(tmp_path.iterdir())

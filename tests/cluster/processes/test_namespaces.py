@@ -28,8 +28,8 @@ SETTINGS = {
     "RAY_AUTH_MODE": "token",
 }
 PORT = 6379
-LOCAL_EPOCHS = 150
-"""Rounds of about a second: a cable pulled a moment after one has begun is missed in it."""
+LOCAL_EPOCHS = 600
+"""Rounds of seconds: a cable pulled a moment after one has begun is missed in it."""
 
 
 @pytest.fixture
