@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -28,7 +29,8 @@ class Chosen:
         turnout: the clients.
         known: what was known of all, with the losses of this round; None where clients are drawn uniformly.
         losses: those of this round, by client.
-        bytes_down: sent to candidates that were not chosen.
+        sent: bytes of what clients received for them, by client.
+        bytes_down: of these, what was sent to candidates that were not chosen.
         bytes_up: what clients have told of their losses.
         unscored: clients whose losses could not be found, and that were left out of the choice.
     """
@@ -36,6 +38,7 @@ class Chosen:
     turnout: Turnout
     known: Known | None = None
     losses: dict[int, float] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
     unscored: dict[int, Failure] = field(default_factory=dict)
@@ -87,9 +90,9 @@ class Selector:
         else:
             chosen.turnout = parts.schedule.plan(round, progress.clock, choose=choice)
         cohort = chosen.turnout.cohort
-        if strategy.asked == "cohort":
+        if strategy.asked == "cohort" and cohort:
             known = self._told(known, list(cohort), progress, chosen)
-        chosen.bytes_down = sum(self._size_of(client, progress) for client in chosen.losses if client not in cohort)
+        chosen.bytes_down = sum(size for client, size in chosen.sent.items() if client not in cohort)
         chosen.known = known
         return chosen
 
@@ -100,10 +103,13 @@ class Selector:
         own = self._strategy.own_after(chosen.known, present)
         return replace(chosen.known.after(present), own=own).memory(self._strategy.name)
 
+    @cached_property
+    def _samples(self) -> np.ndarray:
+        return self._parts.dataset.sizes()[: self._parts.num_clients, 0]
+
     def _known(self, round: int, progress: Progress) -> Known:
         parts = self._parts
-        samples = parts.dataset.sizes()[: parts.num_clients, 0]
-        known = Known.remembered(progress.remembered, self._strategy.name, samples)
+        known = Known.remembered(progress.remembered, self._strategy.name, self._samples)
         generator = parts.context.streams.generator("selection", round)
         if parts.schedule is None:
             return replace(known, round=round, generator=generator)
@@ -121,11 +127,9 @@ class Selector:
             if statistics.n:
                 values = statistics.metrics()
                 found[client] = values["loss"], values["square"]
+        everybody = num_bytes(common)
+        chosen.sent = {client: everybody + num_bytes(own.get(client, {})) for client in clients}
         chosen.losses = {client: loss for client, (loss, _) in found.items()}
         assert not isinstance(self._strategy, Uniform)
         chosen.bytes_up += _NUMBER * self._strategy.numbers * len(found)
         return known.told(found)
-
-    def _size_of(self, client: int, progress: Progress) -> int:
-        common, own = self._parts.config.algorithm.served(progress.server, self._parts.context)
-        return num_bytes(common) + num_bytes(own.get(client, {}))
