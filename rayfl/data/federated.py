@@ -55,6 +55,7 @@ class FederatedDataset(ABC):
         remarks: looks for what a user should be warned of, a sentence each; asked once, by who starts a run.
         sound: whether all samples are known to be finite and their labels to be in range; else each is looked at when
             it is read.
+        own_splits: whether they come with the data, so that the section ``holdout`` has no part in them.
         reads_ahead: whether a thread may read clients before they are asked for: reading has no effect but what it
             returns, and takes longer than handing it over.
         content_hash: gives the checksum of the source's samples, by which a run notices that they have changed.
@@ -65,6 +66,7 @@ class FederatedDataset(ABC):
     preprocess: Preprocessing | None = None
     remarks: Callable[[], Sequence[str]] = tuple
     sound: bool = False
+    own_splits: bool = False
     reads_ahead: bool = False
     content_hash: Content = staticmethod(unknown)
 
@@ -114,6 +116,7 @@ class Derived(FederatedDataset):
         self._inner = inner
         self.spec, self.names, self.preprocess = inner.spec, inner.names, inner.preprocess
         self.remarks, self.sound, self.reads_ahead = inner.remarks, inner.sound, inner.reads_ahead
+        self.own_splits = inner.own_splits
         self.content_hash = inner.content_hash
 
     def sizes(self) -> np.ndarray:

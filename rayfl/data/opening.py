@@ -66,6 +66,7 @@ def open_dataset(config: DataSections, streams: RandomStreams) -> FederatedDatas
     if isinstance(opened, FederatedDataset):
         _natural(config)
         _check_untouched(config)
+        opened.own_splits = True
         return opened
     if opened.table is not None and config.transform.normalize != "none":
         raise ConfigError(
@@ -158,8 +159,8 @@ def _divided_by(config: DataSections, samples: Samples) -> np.ndarray:
         if samples.domain is None:
             raise ConfigError(
                 f"partition.name: 'domains' divides samples by their domains, and those of dataset "
-                f"{config.dataset.name!r} have none: choose digit_five, office_caltech, domainnet, image_folder, or "
-                "your own function that returns Samples with domains, or another partition"
+                f"{config.dataset.name!r} have none: choose digit_five, office_caltech, domainnet, image_folder, "
+                "tu_graphs with several sets, or your own function that returns Samples with domains, or another partition"
             )
         return samples.domain
     reads = getattr(config.partition, "reads", "classes")

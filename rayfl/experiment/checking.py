@@ -104,7 +104,7 @@ def check_parts(parts: Parts) -> np.ndarray:
     check_example_privacy(parts.config, parts.task, parts.context, sizes[:available, 0].tolist())
     if parts.dataset.spec.target == "survival":
         check_events(parts.dataset, available)
-    check_evaluated(parts.config, sizes[parts.honest(range(available))])
+    check_evaluated(parts.config, sizes[parts.honest(range(available))], parts.dataset.own_splits)
     if parts.config.early_stopping.on:
         scored = sizes[parts.honest(range(available))]
         check_early_stopping(parts.config, parts.initial_server(), parts.task, parts.context, scored)

@@ -19,12 +19,13 @@ from rayfl.tasks.base import Task
 _log = logging.getLogger("rayfl")
 
 
-def check_evaluated(config: ExperimentConfig, sizes: np.ndarray) -> None:
+def check_evaluated(config: ExperimentConfig, sizes: np.ndarray, own_splits: bool) -> None:
     """Refuses an evaluation of nobody, and says who is left out of one.
 
     Args:
         config: the experiment.
         sizes: samples by client that may train, and split.
+        own_splits: whether the data come with their splits, so that ``holdout`` has no part in them.
 
     Raises:
         DataError: no client has a sample to be judged by.
@@ -36,16 +37,19 @@ def check_evaluated(config: ExperimentConfig, sizes: np.ndarray) -> None:
     judged = "test" if "test" in splits else "validation"
     test = "null" if config.holdout.test is None else config.holdout.test
     holdout = f"holdout.test={test} holdout.validation={config.holdout.validation}"
+    if own_splits:
+        holdout = f"splits are those of dataset {config.dataset.name!r}"
     if not any(scored.values()) and config.evaluation.official_test:
         return  # the server's model is scored, and nothing else was asked for
     if not scored[judged]:
         others = [name for name in splits if scored[name]]
         instead = f", or set evaluation.splits={others}" if others else ""
-        raise DataError(
-            f"evaluation.splits: no client has a {judged} sample, so that nobody would be evaluated. There are "
-            f"{clients} clients of at most {sizes.sum(1).max()} samples, and their shares ({holdout}) are rounded "
-            f"down: raise holdout.{judged}, use fewer clients{instead}"
-        )
+        many = f"There are {clients} clients of at most {sizes.sum(1).max()} samples"
+        why = f"{many}, and their shares ({holdout}) are rounded down: raise holdout.{judged}, use fewer clients{instead}"
+        if own_splits:
+            option = f" (dataset.{judged}, unless a file says it)" if hasattr(config.dataset, judged) else ""
+            why = f"All {holdout}: hold more out there{option}, use fewer clients{instead}"
+        raise DataError(f"evaluation.splits: no client has a {judged} sample, so that nobody would be evaluated. {why}")
     if scored[judged] < clients:
         _log.warning(
             "%d of %d clients have no %s samples and are in no evaluation of these (%s)",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.metrics.measures import MeasuresBySample, Metric, counted, ratio
+from rayfl.metrics.measures import DIVERGED, MeasuresBySample, Metric, counted, ratio
 from rayfl.metrics.thresholds import areas_under_roc, at_or_above, levels
 
 NUM_BINS = 15
@@ -236,7 +236,7 @@ class ClassificationMeasures(MeasuresBySample):
         """See the base class."""
         if name == "auroc":
             return "no class has both samples of it and of others"
-        return "what their models say is not finite: their training has diverged"
+        return DIVERGED
 
 
 CLASSIFICATION = ClassificationMeasures()

@@ -10,6 +10,9 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+DIVERGED = "what their models say is not finite: their training has diverged"
+"""Why a metric of a task may be undefined that is defined for all finite predictions."""
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.metrics import CLASSIFICATION, Measures, Statistics, first_best, summarize
+from rayfl.metrics.measures import DIVERGED
 from rayfl.results.schemas import METRICS, own_metrics
 
 Scores = Mapping[int, Mapping[str, Mapping[str, Statistics]]]
@@ -111,11 +112,12 @@ class ScoreTable:
             for split, grid in self._grids.items():
                 if not self._measures.measured_on(metric.name, split):
                     continue
-                worst = max(int(np.isnan(self._values(metric.name, list(e.values()))).sum()) for e in grid.values())
-                if worst:
-                    why = self._measures.undefined(metric.name)
+                missing = max((self._missing(metric.name, list(e.values())) for e in grid.values()), key=len)
+                if len(missing):
+                    diverged = not np.isfinite(self.vectors[missing]).all()
+                    why = DIVERGED if diverged else self._measures.undefined(metric.name)
                     found.append(
-                        f"{metric.name} is undefined for {worst} of {max(map(len, grid.values()))} clients on {split} "
+                        f"{metric.name} is undefined for {len(missing)} of {max(map(len, grid.values()))} clients on {split} "
                         f"data{f' ({why})' if why else ''}: it is null there, and means leave them out"
                     )
         return found
@@ -146,6 +148,10 @@ class ScoreTable:
         values = self._values(metric, entries)
         kept: np.ndarray = values[~np.isnan(values)]
         return kept
+
+    def _missing(self, metric: str, entries: Sequence[int]) -> np.ndarray:
+        """Returns those of the entries for which a metric is undefined."""
+        return np.array(entries)[np.isnan(self._values(metric, entries))]
 
     def _values(self, metric: str, entries: Sequence[int]) -> np.ndarray:
         values: np.ndarray = self.metrics[metric][np.array(entries)]

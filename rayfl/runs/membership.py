@@ -34,12 +34,17 @@ def losses_of(
 
     Raises:
         ConfigError: for an unknown client or model, one that was held out from training, has not taken part in a round
-            or lacks samples, or a task whose loss compares samples.
+            or lacks samples, a task whose loss compares samples, or one whose samples are graphs with all splits' nodes.
     """
     parts = models.parts
     if parts.task.compares_samples or parts.task.measures.compares:
         raise ConfigError(
             f"{models.run.uri}: the loss of task={parts.task.name} compares samples, so that a single one has none"
+        )
+    if parts.dataset.spec.target == "nodes":
+        raise ConfigError(
+            f"{models.run.uri}: a client's sample is its whole graph, which is read in training and in tests alike, so "
+            "that none is a sample that was not trained on"
         )
     idle = models.idle or frozenset()
     for client in clients:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from rayfl.data.sources.root import nor_here
 from rayfl.errors import DataError
 
 _LARGEST_FILE = 4 << 30
+_LARGEST_WHOLE = 1 << 53
 _EDGES = "_A.txt"
 _UNREAD = ("edge_labels", "edge_attributes")
 
@@ -57,22 +57,26 @@ class SetFiles:
         """
         if not self.has(what):
             raise DataError(f"{self.place(what)} is missing: put it there, as TUDataset has it")
-        text = self.tree.read(self._path(what)).decode(errors="replace")
-        if not text.strip():
+        text = self.tree.read(self._path(what)).decode("utf-8-sig", errors="replace")
+        lines = text.rstrip().splitlines()
+        if not lines:
             return np.empty((0, columns or 1), dtype=np.int64 if whole else np.float64)
         try:
-            found = np.loadtxt(io.StringIO(text), delimiter=",", ndmin=2, comments=None)
+            found = np.loadtxt(lines, delimiter=",", ndmin=2, comments=None)
         except ValueError as error:
             raise DataError(
-                f"{self.place(what)}: lines are numbers with commas between them: {_place(error)}"
+                f"{self.place(what)}, {_misfit(lines)}: lines are numbers with commas between them"
             ) from error
+        if len(found) != len(lines):  # empty ones are passed over, and all others would have another number
+            raise DataError(f"{self.place(what)}, {_misfit(lines)}: remove it, or put there what is missing")
         if columns is not None and found.shape[1] != columns:
             raise DataError(f"{self.place(what)}: lines have {found.shape[1]} numbers, and should have {columns}")
-        if not np.isfinite(found).all() or (whole and (found != np.rint(found)).any()):
-            wrong = ~np.isfinite(found) | ((found != np.rint(found)) if whole else False)
-            line, column = (int(axis[0]) for axis in wrong.nonzero())
-            kind = "whole" if whole else "finite"
-            raise DataError(f"{self.place(what)}, line {line + 1}: {found[line, column]} is no {kind} number")
+        large = ~(np.abs(found) <= (_LARGEST_WHOLE if whole else np.finfo(np.float32).max))  # also what is no number
+        if (wrong := large | (found != np.rint(found)) if whole else large).any():
+            row, column = (int(axis[0]) for axis in wrong.nonzero())
+            value, kind = found[row, column], "whole" if whole else "finite"
+            words = "too large" if np.isfinite(value) and large[row, column] else f"no {kind} number"
+            raise DataError(f"{self.place(what)}, line {row + 1}: {value} is {words}")
         return found.astype(np.int64) if whole else found
 
     def _path(self, what: str) -> str:
@@ -211,6 +215,18 @@ def _of_nodes(files: SetFiles, kind: str, order: np.ndarray, whole: bool) -> np.
     return ordered
 
 
-def _place(error: ValueError) -> str:
-    """Returns NumPy's reason without its advice."""
-    return str(error).partition(";")[0].rstrip(".")
+def _misfit(lines: Sequence[str]) -> str:
+    """Returns the first line that is empty, has something that is no number, or another count of numbers."""
+    width = len(lines[0].split(","))
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            return f"line {number} is empty"
+        parts = line.split(",")
+        for part in parts:
+            try:
+                float(part)
+            except ValueError:
+                return f"line {number} has {part.strip()!r}"
+        if len(parts) != width:
+            return f"line {number} has {len(parts)} numbers, and the first has {width}"
+    return "one of its lines"

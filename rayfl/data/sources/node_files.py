@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +76,12 @@ def read_nodes(folder: Path, node: str, label: str, client: str, split: str) -> 
     given = table.column(label).to_pylist()
     classes, labels = _classes(place, label, given)
     named = [name for name in table.column_names if name not in (node, label, client, split)]
-    numbers = np.stack([_numbers(place, table, name) for name in named], 1) if named else np.empty((len(names), 0))
+    numbers = [_numbers(place, table, name) for name in named]
     edges, remarks = _edges(folder, number)
     if absent := int((labels < 0).sum()):
         remarks.append(f"{absent} of {len(names)} nodes have no value in column {label!r}, and never count")
     return NodeTable(
-        numbers.astype(np.float32),
+        np.stack(numbers, 1) if named else np.empty((len(names), 0), np.float32),
         labels,
         classes,
         edges,
@@ -95,13 +96,17 @@ def _table(folder: Path, name: str, texts: Sequence[str]) -> tuple[Path, pa.Tabl
     if len(known) != 1:
         wrong = "both are there" if known else "neither is there"
         raise DataError(f"dataset.path: {folder} must have {name}.csv or {name}.parquet, one of them: {wrong}")
+    options = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
     try:
         if known[0].suffix == ".parquet":
-            return known[0], pq.read_table(known[0])
-        options = pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
-        return known[0], pa.csv.read_csv(known[0], convert_options=options)
+            table = pq.read_table(known[0])
+        else:
+            table = pa.csv.read_csv(known[0], convert_options=options)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{known[0]} cannot be read: {str(error).strip()}") from error
+    if twice := [column for column, count in Counter(table.column_names).items() if count > 1]:
+        raise DataError(f"{known[0]} has the column {twice[0]!r} more than once: rename or remove one of them")
+    return known[0], table
 
 
 def _texts(place: Path, table: pa.Table, name: str) -> list[str]:
@@ -123,8 +128,9 @@ def _classes(place: Path, name: str, given: Sequence[object]) -> tuple[tuple[str
     known = {str(one) for one in given if one is not None}
     if not known:
         raise DataError(f"{place}, column {name!r}: no node has a class")
-    whole = all(one.lstrip("-").isdecimal() for one in known)
-    classes = sorted(known, key=int) if whole else sorted(known)
+    whole = all(one.removeprefix("-").isdecimal() for one in known)
+    # by their texts, too: 1 and 01 are two classes, and a set is in no order
+    classes = sorted(known, key=lambda one: (int(one), one)) if whole else sorted(known)
     rank = {one: number for number, one in enumerate(classes)}
     return tuple(classes), np.array([-1 if one is None else rank[str(one)] for one in given], dtype=np.int64)
 
@@ -139,10 +145,11 @@ def _numbers(place: Path, table: pa.Table, name: str) -> np.ndarray:
             f"{place}: column {name!r} has the type {kind}; all columns but those of names, classes, clients and "
             "splits are numbers of nodes: remove it, or make numbers of it"
         )
-    values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy()
+    with np.errstate(over="ignore"):
+        values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy().astype(np.float32)
     if not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise DataError(f"{place}, column {name!r}, row {row}: no finite number; fill it in, or remove the column")
+        raise DataError(f"{place}, column {name!r}, row {row}: no finite number of float32; fill it in, or remove the column")
     return values
 
 

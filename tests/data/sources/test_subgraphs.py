@@ -120,6 +120,7 @@ def test_without_clients_the_graph_is_divided_and_splits_are_drawn(tmp_path: Pat
         (NODES | {"label": [None] * 6}, EDGES, {}, r"column 'label': no node has a class"),
         (NODES | {"split": ["train"] * 5 + ["dev"]}, EDGES, {}, r"column 'split', row 5: 'dev' is none of train,"),
         (NODES | {"one": [1.0, None, 3, 4, 5, 6]}, EDGES, {}, r"column 'one', row 1: no finite number"),
+        (NODES | {"one": [1e300, 2, 3, 4, 5, 6]}, EDGES, {}, r"column 'one', row 0: no finite number of float32"),
         (NODES | {"one": list("uvwxyz")}, EDGES, {}, r"column 'one' has the type string; all columns but"),
         (NODES, {"source": ["a"], "target": ["g"]}, {}, r"edges\.csv, row 0: node 'g' is unknown"),
         (NODES, {"source": ["a"], "to": ["b"]}, {}, r"edges\.csv has no column 'target', only source, to"),
@@ -141,6 +142,19 @@ def test_what_is_wrong_is_named(
         return
     with pytest.raises(DataError, match=message):
         opened(folder, **options)
+
+
+def test_columns_and_classes_that_cannot_be_told_apart(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, NODES | {"label": ["1", "01", "2", "1", "--3", "2"]})
+    assert opened(folder).spec.num_classes == 4  # --3 is no number, and so all are texts
+    folder = folder_of(tmp_path, NODES | {"label": ["1", "01", "10", "1", "-3", "2"]})
+    # -3, 01, 1, 2, 10: what is equal as a number is in the order of its texts, whatever Python's hashes are
+    assert opened(folder).labels(0)["train"].tolist() == [[2, -100, -100]]
+    assert opened(folder).labels(0)["test"].tolist() == [[-100, 1, -100]]
+    table = folder / "nodes.csv"
+    table.write_text(table.read_text().replace('"two"', '"one"'))
+    with pytest.raises(DataError, match=r"nodes\.csv has the column 'one' more than once: rename or remove"):
+        opened(folder)
 
 
 def test_files_must_be_there_once_and_options_leave_something_to_train_on(tmp_path: Path) -> None:

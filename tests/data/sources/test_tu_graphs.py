@@ -144,6 +144,15 @@ def test_what_is_odd_is_said(tmp_path: Path) -> None:
     assert said.startswith("the largest graph has 30 nodes, and 95 % have 2 at most") and "225 times smaller" in said
 
 
+def test_files_of_other_editors_are_read(tmp_path: Path) -> None:
+    wanted = opened(written(tmp_path / "S", "S", FILES | {"node_labels": NODE_LABELS}))
+    for file in (tmp_path / "S").iterdir():
+        text = file.read_text()
+        file.write_bytes(("\ufeff" + text + "\n\n").replace("\n", "\r\n").encode())
+    found = opened(tmp_path / "S")
+    assert found.content is not None and wanted.content is not None and found.content() == wanted.content()
+
+
 def test_nodes_of_a_graph_need_not_follow_each_other(tmp_path: Path) -> None:
     files = {"A": "1, 3\n3, 1\n", "graph_indicator": "1\n2\n1\n", "graph_labels": "0\n1\n", "node_labels": "0\n1\n2\n"}
     x = opened(written(tmp_path, "S", files)).x[:]
@@ -158,7 +167,12 @@ def test_nodes_of_a_graph_need_not_follow_each_other(tmp_path: Path) -> None:
         ({"A": "0, 2\n"}, r"S_A\.txt, line 1: the edge \(0, 2\) is of a node that is unknown"),
         ({"A": "1, 2\n3, 4\n"}, r"S_A\.txt, line 2: the edge \(3, 4\) is between graphs 1 and 2"),
         ({"A": "1, 2, 3\n"}, r"S_A\.txt: lines have 3 numbers, and should have 2"),
-        ({"A": "1, b\n"}, r"S_A\.txt: lines are numbers with commas between them: could not convert string ' b'"),
+        ({"A": "1, 2\n1, b\n"}, r"S_A\.txt, line 2 has 'b': lines are numbers with commas between them"),
+        ({"A": "1, 2\n2, 1, 3\n"}, r"S_A\.txt, line 2 has 3 numbers, and the first has 2: lines are"),
+        ({"A": "1 2\n"}, r"S_A\.txt, line 1 has '1 2': lines are numbers with commas"),
+        ({"graph_labels": "1\n\n1\n"}, r"S_graph_labels\.txt, line 2 is empty: remove it, or put there"),
+        ({"graph_labels": "1\n1e30\n1\n"}, r"S_graph_labels\.txt, line 2: 1e\+30 is too large"),
+        ({"node_attributes": "1e300\n" + "1\n" * 9}, r"S_node_attributes\.txt, line 1: 1e\+300 is too large"),
         ({"A": "1, 2.5\n"}, r"S_A\.txt, line 1: 2\.5 is no whole number"),
         ({"graph_labels": "1\n1\n"}, r"indicator\.txt, line 7: node 7 is of graph 3, but .*_labels\.txt has 2 lines"),
         ({"graph_labels": "1\n1\n1\n2\n"}, r"S_graph_indicator\.txt: graph 4 has no node; remove its line from"),
