@@ -160,7 +160,8 @@ def _divided_by(config: DataSections, samples: Samples) -> np.ndarray:
             raise ConfigError(
                 f"partition.name: 'domains' divides samples by their domains, and those of dataset "
                 f"{config.dataset.name!r} have none: choose digit_five, office_caltech, domainnet, image_folder, "
-                "tu_graphs with several sets, or your own function that returns Samples with domains, or another partition"
+                "tu_graphs with several sets, or your own function that returns Samples with domains, or another "
+                "partition"
             )
         return samples.domain
     reads = getattr(config.partition, "reads", "classes")

@@ -45,7 +45,9 @@ def check_evaluated(config: ExperimentConfig, sizes: np.ndarray, own_splits: boo
         others = [name for name in splits if scored[name]]
         instead = f", or set evaluation.splits={others}" if others else ""
         many = f"There are {clients} clients of at most {sizes.sum(1).max()} samples"
-        why = f"{many}, and their shares ({holdout}) are rounded down: raise holdout.{judged}, use fewer clients{instead}"
+        why = (
+            f"{many}, and their shares ({holdout}) are rounded down: raise holdout.{judged}, use fewer clients{instead}"
+        )
         if own_splits:
             option = f" (dataset.{judged}, unless a file says it)" if hasattr(config.dataset, judged) else ""
             why = f"All {holdout}: hold more out there{option}, use fewer clients{instead}"

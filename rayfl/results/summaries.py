@@ -117,8 +117,8 @@ class ScoreTable:
                     diverged = not np.isfinite(self.vectors[missing]).all()
                     why = DIVERGED if diverged else self._measures.undefined(metric.name)
                     found.append(
-                        f"{metric.name} is undefined for {len(missing)} of {max(map(len, grid.values()))} clients on {split} "
-                        f"data{f' ({why})' if why else ''}: it is null there, and means leave them out"
+                        f"{metric.name} is undefined for {len(missing)} of {max(map(len, grid.values()))} clients on "
+                        f"{split} data{f' ({why})' if why else ''}: it is null there, and means leave them out"
                     )
         return found
 

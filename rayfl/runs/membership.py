@@ -34,7 +34,7 @@ def losses_of(
 
     Raises:
         ConfigError: for an unknown client or model, one that was held out from training, has not taken part in a round
-            or lacks samples, a task whose loss compares samples, or one whose samples are graphs with all splits' nodes.
+            or lacks samples, a task whose loss compares samples, or one whose splits have one graph.
     """
     parts = models.parts
     if parts.task.compares_samples or parts.task.measures.compares:

@@ -6,6 +6,7 @@ import torch
 
 from rayfl.metrics import STATISTICS_SIZE, Statistics, batch_statistics
 from rayfl.metrics.classification import ClassificationMeasures
+from rayfl.metrics.nodes import NodeMeasures
 from rayfl.results.schemas import CLIENTS_SCHEMA, ROUNDS_SCHEMA
 from rayfl.results.summaries import ScoreTable
 from rayfl.results.tables import ResultTables
@@ -102,6 +103,20 @@ def test_models_that_have_diverged_are_named() -> None:
     tables.add(1, "all", "received", {0: {"test": {"global": scored(4, 2)}}, 1: {"test": {"global": diverged}}}, (0, 0))
     (sentence,) = [one for one in tables.undefined if one.startswith("loss")]
     assert "undefined for 1 of 2 clients on test data (what their models say is not finite: their train" in sentence
+
+
+def test_divergence_is_the_reason_where_a_task_has_others() -> None:
+    measures, y = NodeMeasures(2), torch.tensor([[0, 1, -100]])
+    logs = torch.full((1, 3, 2), -0.7)
+    found = {
+        0: measures.statistics(logs, y),
+        1: measures.statistics(logs.fill_(torch.nan), y),
+    }
+    tables = ResultTables(["a", "b"], None, measures=measures)
+    scores = {client: {"test": {"global": Statistics(vector, measures)}} for client, vector in found.items()}
+    tables.add(1, "all", "received", scores, (0, 0))
+    (sentence,) = tables.undefined
+    assert sentence.startswith("loss is undefined for 1 of 2 clients on test data (what their models say is not finite")
 
 
 def test_the_choice_by_validation_is_on_the_official_part_without_test_rows_of_clients_too() -> None:

@@ -19,6 +19,9 @@ from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
 from rayfl.models.graphs import GCNModel
 from rayfl.results.schemas import metrics_of
+from rayfl.runs.committed import CommittedModels
+from rayfl.runs.folder import open_run
+from rayfl.runs.membership import losses_of
 from rayfl.runs.rows import where
 from rayfl.tasks.base import Batch
 from rayfl.tasks.nodes import NodeClassification
@@ -144,12 +147,34 @@ def test_functions_of_ones_own_may_return_graphs(tmp_path: Path) -> None:
         (of_nodes(holdout={"test": 0.5}), r"holdout: dataset 'synthetic_subgraphs', which has clients and splits"),
         (of_nodes(partition={"name": "iid", "num_clients": 2}), "cannot divide dataset 'synthetic_subgraphs'"),
         (of_nodes(model={"name": "gcn", "pooling": "max"}), r"model\.pooling=max makes one vector"),
+        (
+            of_nodes(dataset={**NODES, "test": 0}),
+            r"test sample.*splits are those of dataset .*: hold more out .*dataset\.test",
+        ),
+        (
+            sections(dataset=GRAPHS | {"num_clients": 300, "samples": 1}, holdout={"test": 0.5}),
+            r"300 clients of at most 1 samples.*raise holdout\.test",
+        ),
         (of_nodes(algorithm={"name": "fedproto"}), "fedproto cannot learn task=node_classification"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_the_start(content: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, ModelError, DataError), match=message):
         checked(content)
+
+
+def test_one_set_is_no_domain(tmp_path: Path) -> None:
+    files = {"A": "1, 2\n", "graph_indicator": "1\n1\n2\n", "graph_labels": "0\n1\n"}
+    data = {"name": "tu_graphs", "path": str(written(tmp_path / "S", "S", files))}
+    with pytest.raises(ConfigError, match=r"have none: choose .*tu_graphs with several sets"):
+        checked(sections(dataset=data, partition="domains"))
+
+
+def test_a_graph_that_all_splits_share_is_no_member(tmp_path: Path) -> None:
+    rayfl.run(of_nodes(), storage_path=str(tmp_path), name="run")
+    models = CommittedModels(open_run(str(tmp_path / "run"), Experiment))
+    with pytest.raises(ConfigError, match="a client's sample is its whole graph, which is read in training and in"):
+        list(losses_of(models))
 
 
 def test_the_loss_is_a_mean_over_nodes_that_count_and_models_vote_by_probabilities() -> None:

@@ -149,7 +149,9 @@ def _numbers(place: Path, table: pa.Table, name: str) -> np.ndarray:
         values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy().astype(np.float32)
     if not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise DataError(f"{place}, column {name!r}, row {row}: no finite number of float32; fill it in, or remove the column")
+        raise DataError(
+            f"{place}, column {name!r}, row {row}: no finite number of float32; fill it in, or remove the column"
+        )
     return values
 
 
