@@ -142,7 +142,7 @@ class FedFed(FineTuned):
             return clients.mean(self.distil, cohort, self.sent(server))
         sent = {"model": server["model"]}
         if not self.shared_weight:
-            return clients.mean(self.guided_update, cohort, sent) | {"autoencoder": {}}
+            return clients.mean(self.guided_update, cohort, sent)  # a fork may share, for which q is kept
         shared = server.get("shared") or self.collected(server["autoencoder"], clients)
         lent = {client: self.lent(shared, client, clients) for client in cohort}
         return clients.mean(self.guided_update, cohort, sent, lent) | {"shared": shared, "autoencoder": {}}

@@ -117,7 +117,7 @@ class GCFL(SplitClusters):
     def remembered(self, server: Tree, sent: Mapping[int, Tree], trained: Mapping[int, Tree]) -> Tree:
         """The norms of the last d changes of each client that took part, the newest last."""
         if self.compare == "changes" or not self.mean_norm:
-            return {}
+            return {"norms": {}} if "norms" in server else {}  # a fork's series would have a gap
         norms = dict(server.get("norms", {}))
         for client, answer in trained.items():
             change = subtract(

@@ -151,7 +151,8 @@ class ScoreTable:
 
     def _missing(self, metric: str, entries: Sequence[int]) -> np.ndarray:
         """Returns those of the entries for which a metric is undefined."""
-        return np.array(entries)[np.isnan(self._values(metric, entries))]
+        kept: np.ndarray = np.array(entries)[np.isnan(self._values(metric, entries))]
+        return kept
 
     def _values(self, metric: str, entries: Sequence[int]) -> np.ndarray:
         values: np.ndarray = self.metrics[metric][np.array(entries)]

@@ -157,6 +157,15 @@ def test_inv_fedfed_2_without_shared_features_the_second_stage_is_fedavg_or_fedp
     assert not torch.equal(used.server["model"]["head.weight"], toy.server["model"]["head.weight"])
 
 
+def test_who_begins_to_share_later_shares_what_the_trained_autoencoder_leaves() -> None:
+    late, early = toy_of(FedFed(**SMALL, noise=0, shared_weight=0)), toy_of(FedFed(**SMALL, noise=0))
+    for cohort in COHORTS[:3]:
+        late.step(cohort), early.step(cohort)
+    fork = toy_of(FedFed(**SMALL, noise=0))
+    fork.server, fork.round = late.server, 3
+    assert_equal(fork.step(COHORTS[3])["shared"], early.server["shared"])
+
+
 @pytest.mark.parametrize("options", [{}, {**BOUNDED, "proximal_weight": 0.2}, {"shared_weight": 0.0}])
 @pytest.mark.parametrize("double", [True, False])
 def test_vectorized_agrees_with_looped(options: dict[str, Any], double: bool) -> None:

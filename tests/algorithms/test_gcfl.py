@@ -153,6 +153,13 @@ def test_inv_gcfl_6_series_have_a_length_and_begin_again_after_a_split() -> None
     assert lengths[4] == {} and len(clusters(toy)) == 2
 
 
+def test_series_have_no_gap_where_rounds_in_between_compare_directions() -> None:
+    toy, between = toy_of(GCFL(split_from=9)), toy_of(GCFL(split_from=9, compare="changes"))
+    toy.step()
+    between.server, between.round = toy.server, 1
+    assert toy.server["norms"] and between.step()["norms"] == {}
+
+
 def test_directions_keep_no_series_and_cut_otherwise_than_cfl() -> None:
     options: dict[str, Any] = {"mean_norm": 1e9, "max_norm": 0, "split_from": 0}
     toys = [toy_of(GCFL(**options, compare="changes", aggregation="uniform")), toy_of(CFL(**options))]
