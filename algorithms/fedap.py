@@ -88,14 +88,20 @@ class FedAP(Averaging):
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         if not self.personalizes(clients.context.round, clients.context.rounds):
-            return super().round(server, cohort, clients)
+            # in a fork with more rounds the first phase may come back, and what came after it begins again
+            begun: Tree = {"distances": {}, "own": {}} if self.compares(server) else {}
+            return {**super().round(server, cohort, clients), **begun}
         distances = server.get("distances")
-        if distances is None:
+        if not self.compares(server):
             distances = self.compared(server["model"], clients)
         mixed = self.mixed({**server, "distances": distances}, cohort)
         trained = clients.map(self.personal_update, cohort, broadcast={}, payloads=mixed)
         own = {**server.get("own", {}), **{str(client): reply["model"] for client, reply in trained.items()}}
         return {"distances": distances, "own": own}
+
+    def compares(self, server: Tree) -> bool:
+        """Returns whether the server has d_ij."""
+        return isinstance(server.get("distances"), Tensor)
 
     def compared(self, model: Tree, clients: Clients) -> Tensor:
         """d_ij, float64 of shape (K, K); asks every client, sampled or not."""
@@ -138,7 +144,7 @@ class FedAP(Averaging):
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
         everyone = range(context.num_clients)
-        return {"model": server["model"]}, self.mixed(server, everyone) if "distances" in server else {}
+        return {"model": server["model"]}, self.mixed(server, everyone) if self.compares(server) else {}
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Trains w, normalization layers included."""

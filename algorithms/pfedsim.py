@@ -101,12 +101,16 @@ class PFedSim(Averaging):
         check_head("pFedSim", task.network)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
-        similarities = torch.eye(context.num_clients, dtype=torch.float64)
-        return {**super().init(task, context), "similarities": similarities}
+        return {**super().init(task, context), **self._similar_to_nobody(context)}
+
+    def _similar_to_nobody(self, context: RoundContext) -> Tree:
+        return {"similarities": torch.eye(context.num_clients, dtype=torch.float64)}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         if not self.personalizes(clients.context.round, clients.context.rounds):
-            return super().round(server, cohort, clients)
+            # in a fork with more rounds the first phase may come back, and what came after it begins again
+            begun = {**self._similar_to_nobody(clients.context), "own": {}} if "own" in server else {}
+            return {**super().round(server, cohort, clients), **begun}
         payloads = {client: {"model": self.received_by(client, server)} for client in cohort}
         trained = clients.map(self.personal_update, cohort, broadcast={}, payloads=payloads)
         own = {**server.get("own", {}), **{str(client): model for client, model in trained.items()}}

@@ -137,6 +137,20 @@ def test_inv_ap_2_before_the_second_phase_it_is_fedbn_to_the_bit() -> None:
     assert not FedAP().remarks(ours.context)
 
 
+def test_where_the_first_phase_comes_back_the_second_one_begins_again() -> None:
+    toy, fork = toy_of(FedAP(warmup=0.5)), toy_of(FedAP(warmup=1))
+    for cohort in COHORTS[:5]:
+        toy.step(cohort)
+    fork.server, fork.round = toy.server, 5
+    assert toy.server["own"] and FedAP().served(toy.server, toy.context)[1]
+    server = fork.step(COHORTS[5])
+    assert not server["own"] and FedAP().served(server, toy.context)[1] == {}
+    again = toy_of(FedAP(warmup=0))
+    again.server, again.round = server, 5
+    assert isinstance(again.step(COHORTS[5])["distances"], torch.Tensor)
+    assert set(again.server["own"]) == set(map(str, COHORTS[5]))
+
+
 def test_inv_ap_3_with_the_whole_share_a_client_goes_on_alone() -> None:
     toy = toy_of(FedAP(warmup=0.5, own_share=1))
     for cohort in COHORTS:

@@ -53,6 +53,18 @@ def test_inv_psim_1_all_rounds_in_the_first_phase_are_fedavg(policy: Any) -> Non
             assert (left[client][row].vector == right[client]["global"].vector).all()
 
 
+def test_where_the_first_phase_comes_back_the_second_one_begins_again() -> None:
+    toy, fork, plain = toy_of(PFedSim(warmup=0.5)), toy_of(PFedSim(warmup=1)), toy_of(FedAvg())
+    for cohort in COHORTS[:5]:
+        toy.step(cohort)
+    assert toy.server["own"]
+    fork.server, plain.server, fork.round, plain.round = toy.server, {"model": toy.server["model"]}, 5, 5
+    assert_equal(fork.step(COHORTS[5])["model"], plain.step(COHORTS[5])["model"])
+    assert torch.equal(fork.server["similarities"], torch.eye(5).double())
+    for client in range(5):
+        assert_equal(received(fork, client), fork.server["model"])
+
+
 @pytest.mark.parametrize("form", ["rows", "matrix"])
 def test_inv_psim_2_similarities_are_symmetric_in_0_to_1_with_unit_diagonal(form: Any) -> None:
     toy = toy_of(PFedSim(similarity=form, warmup=0.3))
