@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import ray
 from ray._private import state
 
 from actors.processes.labels import matches
+from rayfl.errors import ResourceError
 
 PARTS = 10_000
 """Ray counts resources in ten-thousandths."""
@@ -115,6 +117,19 @@ def whole_nodes(labels: Mapping[str, str]) -> list[Node]:
     return [_node(str(node["NodeID"]), node["Resources"]) for node in _living(labels)]
 
 
+def check_own_node() -> None:
+    """Raises ResourceError where the node of this process has died: no actor is started for it any more.
+
+    Ray ends a process whose node's raylet has died, but not always.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    if any(node["NodeID"] == own and not node["Alive"] for node in ray.nodes()):  # type: ignore[no-untyped-call]
+        raise ResourceError(
+            "Ray's own process on the driver's node (the raylet) has died, without which no actor can be started: run "
+            "the same command again, which continues from the last commit"
+        )
+
+
 def free_nodes(labels: Mapping[str, str]) -> list[Node]:
     """Returns the living nodes with the labels, with their free resources."""
     able = {str(node["NodeID"]) for node in _living(labels)} if labels else None
@@ -131,6 +146,17 @@ def free_in_words() -> str:
     """Returns what is free in the cluster, for messages."""
     free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
+
+
+def busy_in_words() -> str:
+    """Says that this machine has other work, which Ray's processes wait for; nothing where it has not."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cpus:
+        return ""
+    return (
+        f"; this machine is busy (load {load:.1f} on {cpus} CPUs), and Ray lets its workers wait for other programs "
+        "(RAY_worker_niceness, by default 15)"
+    )
 
 
 def _living(labels: Mapping[str, str]) -> list[dict[str, object]]:

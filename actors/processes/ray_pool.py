@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 import uuid
 from collections import Counter
@@ -14,10 +13,11 @@ from typing import Any
 import ray
 from ray.util.placement_group import get_current_placement_group
 
+from actors.processes import placement
 from actors.processes.client_actor import RemoteClientActor, host_name
 from actors.processes.gpu_bundles import GpuBundles
 from actors.processes.gpus import ActorGpu, check_gpus, own_gpu
-from actors.processes.placement import ActorOptions, Node, free_in_words, free_nodes, most_together, room, whole_nodes
+from actors.processes.placement import ActorOptions, Node, free_nodes, most_together, room, whole_nodes
 from actors.processes.pool import HostDiedError
 from actors.processes.ray_host import RayHost, answering
 from actors.processes.transport import Sender
@@ -243,6 +243,7 @@ class RayPool:
             waiting = [host for host in waiting if host.started in late]
             if not waiting:
                 break
+            placement.check_own_node()
             too_many = self.size - max(self._room(whole_nodes(self._options.labels)), at_least)
             if time.monotonic() >= ends:
                 if self.size - len(waiting) < at_least:
@@ -283,18 +284,8 @@ class RayPool:
         return (
             f"{count} of {asked} actors did not start within {timeout_s:g} s: each needs "
             f"{options.num_cpus:g} CPUs and {options.num_gpus:g} GPUs, {count * options.num_cpus:g} CPUs and "
-            f"{count * options.num_gpus:g} GPUs together, the cluster has {free_in_words()} free (others may hold the "
-            f"rest, or these actors, where their processes have only begun: `ray status`){_busy()}; lower "
+            f"{count * options.num_gpus:g} GPUs together, the cluster has {placement.free_in_words()} free (others may "
+            "hold the rest, or these actors, where their processes have only begun: `ray "
+            f"status`){placement.busy_in_words()}; lower "
             "cluster.num_actors or cluster.cpus_per_actor, or raise cluster.startup_timeout_s and wait"
         )
-
-
-def _busy() -> str:
-    """Says that this machine has other work, which Ray's processes wait for; nothing where it has not."""
-    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= cpus:
-        return ""
-    return (
-        f"; this machine is busy (load {load:.1f} on {cpus} CPUs), and Ray lets its workers wait for other programs "
-        "(RAY_worker_niceness, by default 15)"
-    )

@@ -66,6 +66,7 @@ class FakeCluster:
         taken: CPUs that others use, by node.
         fates: how the next actors start, see :class:`FakeActor`; those after them live.
         described: what actors say of themselves beside what they always do.
+        dead: nodes that were there.
         actors: all that were started.
         now: seconds on the clock.
     """
@@ -74,6 +75,7 @@ class FakeCluster:
     taken: dict[str, float] = field(default_factory=dict)
     fates: list[str] = field(default_factory=list)
     described: dict[str, Any] = field(default_factory=dict)
+    dead: tuple[str, ...] = ()
     actors: list[FakeActor] = field(default_factory=list)
     now: float = 0.0
 
@@ -88,7 +90,8 @@ class FakeCluster:
         return {"host": host, "node": "x", "node_id": "x", "versions": versions(), **self.described}
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": node, "Alive": True, "Resources": {"CPU": cpus}} for node, cpus in self.cpus.items()]
+        gone = [{"NodeID": node, "Alive": False, "Resources": {}} for node in self.dead]
+        return gone + [{"NodeID": node, "Alive": True, "Resources": {"CPU": cpus}} for node, cpus in self.cpus.items()]
 
     def free(self) -> dict[str, dict[str, float]]:
         return {node: {"CPU": cpus - self.taken.get(node, 0.0)} for node, cpus in self.cpus.items()}

@@ -34,6 +34,18 @@ def test_hosts_that_started_while_another_one_died_are_started_again(cluster: Fa
     assert len(list(cluster.living())) == 3  # nobody is left over
 
 
+def test_nobody_waits_for_actors_where_the_own_node_has_died(cluster: FakeCluster) -> None:
+    pool = cluster.pool(2)
+    for actor in cluster.actors:
+        actor.fate = "dies"
+    cluster.fates = ["waits", "waits"]
+    cluster.dead = ("driver",)
+    began = cluster.now
+    with pytest.raises(ResourceError, match=r"the raylet.* has died.*run the same command again"):
+        pool.revive()
+    assert cluster.now - began < 60  # of the 300 s that actors have to start
+
+
 def test_actors_that_commit_for_long_are_not_ended(cluster: FakeCluster) -> None:
     pool = cluster.pool(3)
     cluster.kill(cluster.actors[0])
