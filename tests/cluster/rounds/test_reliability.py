@@ -153,8 +153,8 @@ def test_an_actor_that_hangs_in_the_last_commit_counts_as_dead(tmp_path: Path) -
 def test_actors_that_do_not_start_in_time(
     load: float, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actors.processes.ray_pool.os.getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr("actors.processes.ray_pool.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("actors.processes.placement.os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("actors.processes.placement.os.cpu_count", lambda: 4)
     config = small_experiment(tmp_path, "run", "scaffold", num_actors=1, startup_timeout_s=0.001)
     expected = rf"1 of 1 actors did not start within 0\.001 s.*{words}startup_timeout_s"
     with pytest.raises(ResourceError, match=expected) as raised:
