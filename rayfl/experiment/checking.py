@@ -108,7 +108,13 @@ def check_parts(parts: Parts) -> np.ndarray:
     if parts.config.early_stopping.on:
         scored = sizes[parts.honest(range(available))]
         check_early_stopping(parts.config, parts.initial_server(), parts.task, parts.context, scored)
-    algorithm.check_data(parts.task, sizes[:available], parts.config.holdout.public)
+    try:
+        algorithm.check_data(parts.task, sizes[:available], parts.config.holdout.public)
+    except ConfigError as error:
+        if not parts.dataset.own_splits or "holdout.public" not in str(error):
+            raise
+        name = parts.config.dataset.name
+        raise ConfigError(f"{error}; but dataset={name} comes divided, and none of its samples can be public") from None
     if parts.num_unseen:
         check_newcomers(parts.config, sizes[available:])
     return sizes

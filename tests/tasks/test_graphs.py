@@ -155,6 +155,10 @@ def test_functions_of_ones_own_may_return_graphs(tmp_path: Path) -> None:
             sections(dataset=GRAPHS | {"num_clients": 300, "samples": 1}, holdout={"test": 0.5}),
             r"300 clients of at most 1 samples.*raise holdout\.test",
         ),
+        (
+            of_nodes(algorithm={"name": "fltrust"}),
+            r"set holdout\.public=100; but dataset=synthetic_subgraphs comes divided, and none of its samples can be public",
+        ),
         (of_nodes(algorithm={"name": "fedproto"}), "fedproto cannot learn task=node_classification"),
     ],
 )
