@@ -157,7 +157,7 @@ def test_functions_of_ones_own_may_return_graphs(tmp_path: Path) -> None:
         ),
         (
             of_nodes(algorithm={"name": "fltrust"}),
-            r"set holdout\.public=100; but dataset=synthetic_subgraphs comes divided, and none of its samples can be public",
+            r"holdout\.public=100; but dataset=synthetic_subgraphs comes divided, and none of its samples can",
         ),
         (of_nodes(algorithm={"name": "fedproto"}), "fedproto cannot learn task=node_classification"),
     ],
