@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import torch
 
 from rayfl.data.backdoor import Backdoor
@@ -131,10 +132,14 @@ class Scorer:
             examples: the samples, on the device.
         """
         name = next((name for name in ("global", own) if name in predictors), next(iter(predictors)))
+        task, rows, found = predictors[name].task or self._task, samples_at_a_time(self._batch_size, self._task), []
+
+        def find(here: slice) -> None:
+            found.append(sample_losses(predictors[name], task, Examples(examples.x[here], examples.y[here]), rows))
+
         with self._timed():
-            rows = samples_at_a_time(self._batch_size, self._task)
-            task = predictors[name].task or self._task
-            return {"train": {name: moments_of(sample_losses(predictors[name], task, examples, rows))}}
+            self._pieces.over(len(examples), find)
+        return {"train": {name: moments_of(np.concatenate([np.zeros(0), *found]))}}
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
