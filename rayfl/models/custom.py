@@ -18,7 +18,7 @@ from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.factorization import Factorizable
 from rayfl.models.split import PixelModel, SplitModel, is_pixelwise
 from rayfl.models.tryout import made_up_inputs, try_out, try_training
-from rayfl.naming.objects import import_object, names_an_object
+from rayfl.naming.objects import as_custom, import_object
 from rayfl.naming.texts import ObjectPath
 
 _LEFT_BEHIND = (
@@ -177,6 +177,4 @@ def _convolves(module: nn.Module, head: str | None) -> bool:
 
 def named_by_object(content: Any) -> Any:
     """``{name: my_module:factory}`` as ``{name: custom, factory: my_module:factory}``; everything else as it is."""
-    if isinstance(content, dict) and names_an_object(content.get("name")) and "factory" not in content:
-        return {**content, "name": "custom", "factory": content["name"]}
-    return content
+    return as_custom(content, "factory")

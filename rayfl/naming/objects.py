@@ -17,6 +17,18 @@ def names_an_object(text: Any) -> bool:
     return isinstance(text, str) and ":" in text
 
 
+def as_custom(content: Any, option: str) -> Any:
+    """``{name: my_module:what}`` as ``{name: custom, <option>: my_module:what}``; everything else as it is.
+
+    Args:
+        content: a section of a configuration.
+        option: which names the object.
+    """
+    if isinstance(content, dict) and names_an_object(content.get("name")) and option not in content:
+        return {**content, "name": "custom", option: content["name"]}
+    return content
+
+
 def import_object(path: str, field: str) -> Any:
     """The object that ``module:name`` names; the current folder is searched for modules too.
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayfl.errors import ConfigError, RayflError, text_of
-from rayfl.naming.objects import import_object, names_an_object
+from rayfl.naming.objects import as_custom, import_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.selection.known import Known
 from rayfl.selection.oort import Oort
@@ -144,8 +144,7 @@ class Custom(Strategy):
 
 def _named_by_object(content: Any) -> Any:
     """``{name: my_module:choose}`` as ``{name: custom, function: my_module:choose}``."""
-    name = content.get("name") if isinstance(content, dict) else None
-    return {**content, "name": "custom", "function": name} if names_an_object(name) else content
+    return as_custom(content, "function")
 
 
 Selection = Annotated[

@@ -19,7 +19,7 @@ from rayfl.metrics.segmentation import MaskLoss, SegmentationMeasures, SoftMaskL
 from rayfl.metrics.survival import SurvivalMeasures
 from rayfl.models.base import Network
 from rayfl.naming.lists import EACH_ONCE
-from rayfl.naming.objects import import_object, names_an_object
+from rayfl.naming.objects import as_custom, import_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.results.schemas import unfit_metrics
 from rayfl.tasks.base import NetworkTask
@@ -236,9 +236,7 @@ def task_named_by_object(content: Any) -> Any:
     """``{name: my_module:MyTask}`` as ``{name: custom, factory: my_module:MyTask}``; without a name classification."""
     if isinstance(content, dict) and "name" not in content:
         return {"name": "classification", **content}
-    if isinstance(content, dict) and names_an_object(content.get("name")) and "factory" not in content:
-        return {**content, "name": "custom", "factory": content["name"]}
-    return content
+    return as_custom(content, "factory")
 
 
 TaskConfig = Annotated[

@@ -21,7 +21,7 @@ from rayfl.data.sources.targets import WANTED, Wanted, as_targets, check_masks, 
 from rayfl.data.sources.tokenizers import PADDING
 from rayfl.errors import DataError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
-from rayfl.naming.objects import import_object, names_an_object
+from rayfl.naming.objects import as_custom, import_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.randomness import RandomStreams
 
@@ -292,6 +292,4 @@ def _wants_seed(function: Any) -> bool:
 
 def data_named_by_object(content: Any) -> Any:
     """``{name: my_module:f}`` as ``{name: custom, function: my_module:f}``; everything else as it is."""
-    if isinstance(content, dict) and names_an_object(content.get("name")) and "function" not in content:
-        return {**content, "name": "custom", "function": content["name"]}
-    return content
+    return as_custom(content, "function")
