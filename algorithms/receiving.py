@@ -75,7 +75,7 @@ def check_cohort(context: RoundContext, cohort: Sequence[int], procedure: str) -
 
 
 def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
-    """Returns the mean of the contributions; under ``privacy`` its private estimate.
+    """Returns the mean of the contributions; where the server adds noise (``privacy``), its private estimate.
 
     Args:
         context: of the round.
@@ -83,7 +83,7 @@ def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
         broadcast: what all clients received.
     """
     bound, mean = context.clip_norm, total.mean()
-    if bound is None:
+    if bound is None or context.privacy.local:
         return mean
     deviation = context.privacy.sum_noise_of(context.cohort_size) * bound
     received = private.reference_of(mean, broadcast)

@@ -40,6 +40,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.assignment import to_parquet
 from rayfl.engine.precision import arithmetic
 from rayfl.errors import ConfigError, ResourceError, RunError
+from rayfl.experiment.client_privacy import client_promise
 from rayfl.experiment.copies import with_absolute_places
 from rayfl.experiment.example_privacy import example_promise
 from rayfl.experiment.parts import Parts
@@ -194,11 +195,13 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
 
 
 def _promises(parts: Parts, sizes: np.ndarray) -> list[str]:
-    """Returns what the run promises about its clients' samples, in words."""
-    if not parts.config.privacy.example_noise_multiplier:
-        return []
-    samples = sizes[: parts.num_clients, 0].tolist()
-    return [example_promise(parts.config, samples, parts.config.train.rounds, planned=True)]
+    """Returns what the run promises about its clients and their samples, in words."""
+    config, rounds, found = parts.config, parts.config.train.rounds, []
+    if config.privacy.noise_multiplier:
+        found.append(client_promise(config, parts.num_clients, rounds))
+    if config.privacy.example_noise_multiplier:
+        found.append(example_promise(config, sizes[: parts.num_clients, 0].tolist(), rounds, planned=True))
+    return found
 
 
 def _check_same_bits(recorder: Recorder, devices: set[str] | None = None) -> None:

@@ -7,6 +7,7 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``split``, ``holdout``, ``sampling``, ``batches``, ``digest``, ``augment``, ``mix``, ``dropout``, ``coin``, ``public``,
 ``noise``, ``clients``, ``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``, ``privacy``,
 ``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``,
+``privacy.local``,
 ``privacy.tree.<tensor>``, ``privacy.banded.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``,
 ``topology``, ``mask``,
 ``edges``, ``dispatch``, ``secure_sum``, ``selection``;

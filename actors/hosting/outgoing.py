@@ -1,4 +1,4 @@
-"""What becomes of a procedure's result before it is sent: private layers stay, messages are compressed or clipped."""
+"""What becomes of a procedure's result before it is sent: private layers stay, messages are clipped or compressed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from actors.hosting.equipment import Equipment
 from actors.hosting.job import Job
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.aggregation.privacy import limited, reference_of
+from rayfl.aggregation.privacy import limited, noised, reference_of
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.client import Client
+from rayfl.engine.gradients.counted_normals import keyed_normals
 from rayfl.errors import MethodError
 from rayfl.messages.compressors import Compressor
 from rayfl.params import Tree, from_leaves, leaves, num_bytes
@@ -47,7 +48,7 @@ class Outgoing:
             outcome: the result, or the exception that the procedure raised.
         """
         try:
-            return self._limited(self._compressed(client, self._kept_private(client, outcome)))
+            return self._compressed(client, self._limited(client, self._kept_private(client, outcome)))
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
@@ -117,14 +118,23 @@ class Outgoing:
             return dict(zip(sizes, torch.split(before, list(sizes.values())), strict=True)) if whole else {}
         return {path: leaf for path, leaf in leaves(before) if leaf.numel() == sizes.get(path, leaf.numel())}
 
-    def _limited(self, outcome: Any) -> Any:
-        """Clips a message (``privacy.clip_norm``)."""
+    def _limited(self, client: Client, outcome: Any) -> Any:
+        """Clips a message (``privacy.clip_norm``), and adds the client's noise (``privacy.noise_at``)."""
         if self._bound is None or not self._is_message(outcome):
             return outcome
         try:
-            return limited(outcome, self._common, self._bound)
+            found = limited(outcome, self._common, self._bound)
         except ValueError as error:
             return MethodError(f"privacy: {self._job.procedure} {error}")
+        privacy, seed = client.context.privacy, client.context.streams.integer
+        if not privacy.local:
+            return found
+        key = seed("privacy.local", self._job.round, client.id)
+
+        def draw(count: int, device: torch.device) -> torch.Tensor:
+            return keyed_normals(torch.tensor(key, device=device), count, torch.float64)
+
+        return replace(found, tree=noised(found.tree, privacy.noise_multiplier * self._bound, draw))
 
     def _is_message(self, outcome: Any) -> bool:
         return self._job.kind in ("mean", "each") and isinstance(outcome, Weighted)

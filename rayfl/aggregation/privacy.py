@@ -1,4 +1,4 @@
-"""User-level differential privacy of a mean: bounded contributions, and noise on their sum.
+"""User-level differential privacy of a mean: bounded contributions, and noise on their sum, or on each of them.
 
 A contribution counts as its difference from what the client received. The estimate divides by the expected number of
 contributions, not by how many there are, so that one more client changes the sum by its own contribution alone.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -82,6 +82,21 @@ def clipped(tree: Mapping[str, Any], received: Mapping[str, Tensor], bound: floa
     factor = (bound / norm).clamp(max=1)  # a change of zero has the factor min(inf, 1)
     moved = {path: (received[path].double() + factor * change) for path, change in changes.items()}
     return from_leaves({path: leaf.to(received[path].dtype) for path, leaf in moved.items()}), norm <= bound
+
+
+def noised(tree: Mapping[str, Any], deviation: float, draw: Callable[[int, torch.device], Tensor]) -> Tree:
+    """Returns a client's message with noise of its own on each element, in new memory.
+
+    Args:
+        tree: the message, clipped.
+        deviation: standard deviation of the noise.
+        draw: gives so many standard normal numbers, float64, on a device.
+    """
+    found = dict(leaves(tree))
+    sizes = [leaf.numel() for leaf in found.values()]
+    noise = torch.split(draw(sum(sizes), next(iter(found.values())).device), sizes)
+    made = zip(found.items(), noise, strict=True)
+    return from_leaves({p: (leaf.double() + deviation * one.view_as(leaf)).to(leaf.dtype) for (p, leaf), one in made})
 
 
 def released(

@@ -22,7 +22,7 @@ def promise(privacy: PrivacyConfig, train: TrainConfig, clients: int, rounds: in
     """Returns what is promised after a number of rounds, in words.
 
     Args:
-        privacy: its section; noise is added.
+        privacy: its section; the server adds noise.
         train: says who is sampled.
         clients: K.
         rounds: rounds done.
@@ -46,7 +46,7 @@ def epsilon(privacy: PrivacyConfig, train: TrainConfig, clients: int, rounds: in
     sends no change.
 
     Args:
-        privacy: its section; noise is added.
+        privacy: its section; the server adds noise.
         train: says who is sampled.
         clients: K.
         rounds: T, at least 1.
@@ -54,20 +54,30 @@ def epsilon(privacy: PrivacyConfig, train: TrainConfig, clients: int, rounds: in
     Raises:
         ValueError: nothing is promised for these options together.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its orders, one is at the edge for very little or very much noise
-        from opacus.accountants import RDPAccountant
+    if known_cohorts(privacy, train, clients):
+        size = _size(train, clients)
+        shared = privacy.bands_of(clients, size) if privacy.noise == "banded" else privacy.tree_rounds
+        most = largest_sensitivity(privacy.noise, shared, clients, size, rounds)
+        mechanism = (privacy.noise_multiplier / most, 1.0, 1)
+    else:
+        mechanism = (privacy.noise_multiplier, _rate(train, clients), rounds)
+    return _spent(mechanism, privacy.delta_of(clients) - without_clients(train, clients, rounds))
 
-        accountant = RDPAccountant()
-        if known_cohorts(privacy, train, clients):
-            size = _size(train, clients)
-            shared = privacy.bands_of(clients, size) if privacy.noise == "banded" else privacy.tree_rounds
-            most = largest_sensitivity(privacy.noise, shared, clients, size, rounds)
-            accountant.history = [(privacy.noise_multiplier / most, 1.0, 1)]
-        else:
-            accountant.history = [(privacy.noise_multiplier, _rate(train, clients), rounds)]
-        found: float = accountant.get_epsilon(privacy.delta_of(clients) - without_clients(train, clients, rounds))
-    return max(float(found), 0.0)
+
+def local_epsilon(privacy: PrivacyConfig, clients: int, times: int) -> float:
+    """Returns epsilon of (epsilon, delta)-local differential privacy of a client, of whatever samples it has.
+
+    Its messages, each with noise of its own, are normal mechanisms one after the other. Two changes of a length up to C
+    differ by up to 2 C, so that the noise of one is z / 2 of what it hides.
+
+    Args:
+        privacy: its section; each client adds noise.
+        clients: K.
+        times: in how many rounds the client took part.
+    """
+    if not times:
+        return 0.0
+    return _spent((privacy.noise_multiplier / 2, 1.0, times), privacy.delta_of(clients))
 
 
 def known_cohorts(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> bool:
@@ -125,6 +135,17 @@ def without_clients(train: TrainConfig, clients: int, rounds: int) -> float:
         return 0.0
     rate = _rate(train, clients)
     return rounds * float(rate * (1 - rate) ** (clients - 1))
+
+
+def _spent(mechanism: tuple[float, float, int], delta: float) -> float:
+    """Returns epsilon of normal mechanisms: their noise, their sampling rate and how many there are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its orders, one is at the edge for very little or very much noise
+        from opacus.accountants import RDPAccountant
+
+        accountant = RDPAccountant()
+        accountant.history = [mechanism]
+        return max(float(accountant.get_epsilon(delta)), 0.0)
 
 
 def _size(train: TrainConfig, clients: int) -> int:

@@ -53,8 +53,11 @@ def _check_changes(config: ExperimentConfig, option: str) -> None:
         raise ConfigError(
             f"{option}: it is for changes of one model, of which a mean is taken; {algorithm.name}: {why}"
         )
-    if config.privacy.on:
-        raise ConfigError(f"{option}: together with privacy it is not defined; leave one out")
+    if config.privacy.on and not config.privacy.local:
+        raise ConfigError(
+            f"{option}: together with noise that the server adds it is not defined; leave one out, or set "
+            "privacy.noise_at=clients"
+        )
 
 
 def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:

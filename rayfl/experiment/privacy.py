@@ -6,10 +6,11 @@ import importlib.util
 import logging
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.engine.privacy import INSTALL, promise, without_clients
+from rayfl.engine.privacy import INSTALL, without_clients
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
+from rayfl.experiment.client_privacy import client_promise
 from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.private_norm import private_names
 from rayfl.system.config import NoSystem
@@ -55,7 +56,7 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
     if not privacy.noise_multiplier:
         _log.warning("privacy.noise_multiplier is 0: messages are clipped, and nothing is private")
         return
-    if context.cohort_size < context.num_clients:
+    if context.cohort_size < context.num_clients and not privacy.local:
         _check_sampling(privacy, train)
     if train.private_norm == "none" and private_names(task.network, "statistics"):
         raise ConfigError(
@@ -73,7 +74,7 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
             "norm, which together cost as much as %g times the norm alone",
             privacy.count_noise_of(context.cohort_size), noise, privacy.noise_multiplier,
         )  # fmt: skip
-    _log.info("%s", promise(privacy, train, context.num_clients, train.rounds))
+    _log.info("%s", client_promise(config, context.num_clients, train.rounds))
 
 
 def _check_sampling(privacy: PrivacyConfig, train: TrainConfig) -> None:
@@ -98,6 +99,8 @@ def _check_delta(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> No
     empty, delta = without_clients(train, clients, train.rounds), privacy.delta_of(clients)
     if delta >= 1:  # of a single client
         raise ConfigError("privacy.delta: K^-1.1 of one client is 1, which promises nothing: set privacy.delta below 1")
+    if privacy.local:  # each message has its noise, of however few clients
+        return
     if empty > delta / 2:
         raise ConfigError(
             f"privacy: with {train.clients_per_round} of {clients} clients on average, a client is alone in one of "

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rayfl.config.schema import ExperimentConfig
-from rayfl.engine.privacy import epsilon
 from rayfl.errors import RunError
+from rayfl.experiment.client_privacy import client_epsilon
 from rayfl.experiment.example_privacy import example_epsilons
 from rayfl.randomness import RandomStreams
 from rayfl.results.personalized import PersonalizedRows, recorded_clients
@@ -47,13 +47,15 @@ class Result:
     def epsilon(self) -> float | None:
         """Returns epsilon of user-level differential privacy after the rounds done; None without noise.
 
+        Where each client adds noise, it is that of the client that was in the most rounds.
+
         Raises:
             ImportError: opacus is not installed.
         """
         clients = recorded_clients(self.rounds)
         if not self.config.privacy.noise_multiplier or clients is None:
             return None
-        return epsilon(self.config.privacy, self.config.train, clients, self.rounds_completed)
+        return client_epsilon(self.config, clients, self.rounds_completed)
 
     @property
     def example_epsilons(self) -> list[float] | None:

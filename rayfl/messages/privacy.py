@@ -17,7 +17,7 @@ class PrivacyConfig(BaseModel):
 
     The norm of clients' changes may follow a quantile of these (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021).
     Rounds may share noise: that of a tree over them (DP-FTRL; Kairouz et al., ICML 2021), or of a banded matrix
-    (Kalinin and Lampert, NeurIPS 2024).
+    (Kalinin and Lampert, NeurIPS 2024). Each client may add noise of its own to its message (local privacy).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,7 +33,13 @@ class PrivacyConfig(BaseModel):
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="z: the sum of the messages gets normal noise of the standard deviation z C in each element",
+        description="z: the sum of the messages gets normal noise of the standard deviation z C in each element; with "
+        "noise_at=clients each message does",
+    )
+    noise_at: Literal["server", "clients"] = Field(
+        "server",
+        description="server: it adds noise to the sum of a round's messages, and is trusted with these (central "
+        "privacy); clients: each adds noise to its own message before anybody sees it (local privacy)",
     )
     delta: float | None = Field(
         None, gt=0, lt=1, description="of (epsilon, delta)-differential privacy; null: K^-1.1 of K clients"
@@ -99,6 +105,11 @@ class PrivacyConfig(BaseModel):
     def on(self) -> bool:
         """Returns whether messages are limited."""
         return self.clip_norm is not None
+
+    @property
+    def local(self) -> bool:
+        """Returns whether each message has noise of its own, so that nobody need be trusted with it."""
+        return self.noise_at == "clients"
 
     @property
     def of_examples(self) -> bool:
@@ -173,6 +184,21 @@ class PrivacyConfig(BaseModel):
         if self.target_quantile is not None:
             raise ValueError(
                 f"noise={self.noise}: what is promised is known for one norm in all rounds: leave target_quantile out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _noise_of_clients(self) -> PrivacyConfig:
+        if not self.local:
+            return self
+        if not self.noise_multiplier:
+            raise ValueError("noise_at=clients is where noise is added: set privacy.noise_multiplier, or drop it")
+        if self.noise != "independent":
+            raise ValueError(f"noise={self.noise} is drawn by the server for sums of rounds: drop it, or noise_at")
+        if self.target_quantile is not None:
+            raise ValueError(
+                "target_quantile: each client would say whether its change is short, which has no noise of its own: "
+                "drop it, or noise_at"
             )
         return self
 

@@ -46,10 +46,11 @@ def caveats(run: RunFolder, steps: int, objective: Objective) -> list[str]:
     found, config = [], run.config
     if steps > 1:
         found.append(f"the message is of {steps} local steps, and is taken for one gradient of all samples in them")
-    if config.privacy.on and config.privacy.noise_multiplier:
+    if config.privacy.noise_multiplier and not config.privacy.local:
         found.append(
             "privacy.noise_multiplier: the server adds that noise to the sum of the messages, so that this message has "
-            "none; it is clipped alone. Noise against the server is privacy.example_noise_multiplier"
+            "none; it is clipped alone. Noise against the server is privacy.noise_at=clients, or "
+            "privacy.example_noise_multiplier"
         )
     if run.parts.context.secure_sum is not None:
         found.append(

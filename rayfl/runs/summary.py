@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rayfl.engine.privacy import promise
+from rayfl.experiment.client_privacy import client_promise
 from rayfl.experiment.example_privacy import example_promise
 from rayfl.experiment.result import Result
 from rayfl.metrics import Metric
@@ -37,9 +37,9 @@ def summary_table(result: Result) -> Table:
     split = rows[0]["split"] if rows else "validation"
     marked = any("test" in row["selected_on"] for row in rows)
     captions = ["* chosen on test data, as some papers do: not a fair estimate"] if marked else []
-    privacy, train = result.config.privacy, result.config.train
+    privacy = result.config.privacy
     if privacy.noise_multiplier and everybody is not None:
-        captions.append(promise(privacy, train, everybody, result.rounds_completed))
+        captions.append(client_promise(result.config, everybody, result.rounds_completed))
     if privacy.example_noise_multiplier and result.samples:
         captions.append(example_promise(result.config, result.samples, result.rounds_completed, planned=False))
     table = Table(

@@ -24,7 +24,7 @@ class RunInfo:
         plan: how many actors there are and why, in words.
         metrics: what the task is judged by; the first counts most.
         fingerprint: that the run's commits have: the configuration's, or an older one of the same experiment.
-        promises: what the run promises about the samples of its clients, in words.
+        promises: what the run promises about its clients and their samples (``privacy``), in words.
     """
 
     config: ExperimentConfig

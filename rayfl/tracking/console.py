@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from rayfl.engine.privacy import promise
 from rayfl.metrics import CLASSIFICATION
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.tracking.callback import Callback, RunInfo
@@ -50,9 +49,6 @@ class ConsoleProgress(Callback):
             f"{run.config.run_name} {start}: {run.config.algorithm.name} on {run.config.dataset.name}, "
             f"{run.num_clients} clients {where if run.hosts else 'in this process'}"
         )
-        train, privacy = run.config.train, run.config.privacy
-        if privacy.noise_multiplier:
-            self._say(promise(privacy, train, run.num_clients, train.rounds))
         for line in run.promises:
             self._say(line)
         self._view = LiveView(self._rounds, run.rounds_completed, run.hosts, self._first.label)

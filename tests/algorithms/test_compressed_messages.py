@@ -169,7 +169,7 @@ def test_other_messages_of_ones_own_method_are_refused(way: str, asked: str) -> 
         ({"algorithm": "scaffold"}, "compression=sign: it is for changes of one model.*; scaffold: its clients send"),
         (
             {"algorithm": {"name": "fedavg", "aggregation": "uniform"}, "privacy": {"clip_norm": 1}},
-            "compression=sign: together with privacy it is not defined",
+            "compression=sign: together with noise that the server adds it is not",
         ),
     ],
 )

@@ -35,6 +35,7 @@ SERIES = (
 TOGETHER = {
     "PrivacyConfig.delta": {"clip_norm": 1, "noise_multiplier": 1},
     "PrivacyConfig.noise": {"clip_norm": 1, "noise_multiplier": 1},
+    "PrivacyConfig.noise_at": {"clip_norm": 1, "noise_multiplier": 1},
     "PrivacyConfig.bands": {"clip_norm": 1, "noise_multiplier": 1, "noise": "banded"},
     "PrivacyConfig.tree_rounds": {"clip_norm": 1, "noise_multiplier": 1, "noise": "tree"},
     "PrivacyConfig.target_quantile": {"clip_norm": 1},

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from rayfl.engine.privacy import epsilon, promise, without_clients
+from rayfl.engine.privacy import epsilon, local_epsilon, promise, without_clients
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.messages.privacy import PrivacyConfig
@@ -51,6 +52,21 @@ def test_epsilon_of_everybody_is_that_of_the_normal_mechanism() -> None:
     renyi = 10 * orders / (2 * 5**2)
     expected = renyi + np.log((orders - 1) / orders) - (np.log(1e-5) + np.log(orders)) / (orders - 1)
     assert found == pytest.approx(expected.min(), rel=0.01)
+
+
+def test_local_epsilon_is_little_above_that_of_the_normal_mechanism_in_closed_form() -> None:
+    """Balle and Wang (ICML 2018), equation 6: two changes of length up to C are up to 2 C apart."""
+    for noise, times, delta in ((20.0, 10, 1e-5), (4.0, 3, 1e-3)):
+        privacy = PrivacyConfig(clip_norm=1, noise_multiplier=noise, delta=delta, noise_at="clients")
+        apart = 2 * math.sqrt(times) / noise  # in standard deviations of one mechanism that stands for all
+
+        def excess(at: float, apart: float = apart) -> float:
+            return float(norm.cdf(apart / 2 - at / apart) - math.exp(at) * norm.cdf(-apart / 2 - at / apart))
+
+        found = local_epsilon(privacy, 100, times)
+        assert excess(found) <= delta
+        assert excess(found * 0.85) > delta
+    assert local_epsilon(privacy, 100, 0) == 0
 
 
 def test_more_rounds_and_less_noise_cost_more() -> None:

@@ -104,7 +104,7 @@ def test_a_continued_run_has_the_same_bits(tmp_path: Path) -> None:
         ),
         (
             {"algorithm": {"name": "fedavg", "aggregation": "uniform"}, "privacy": {"clip_norm": 1}},
-            "together with privacy it is not defined",
+            "together with noise that the server adds it is not",
         ),
     ],
 )

@@ -1,0 +1,54 @@
+"""What differential privacy of clients promises of a run, where the server adds noise or each client does."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections import Counter
+
+from rayfl.config.beginning import branch_of
+from rayfl.config.schema import ExperimentConfig
+from rayfl.engine.privacy import INSTALL, epsilon, local_epsilon, promise
+from rayfl.engine.updates.cohorts import cohort_of
+from rayfl.randomness import RandomStreams
+
+
+def client_epsilon(config: ExperimentConfig, clients: int, rounds: int) -> float:
+    """Returns epsilon of a client; where each adds noise, of the one that is in the most rounds.
+
+    Args:
+        config: the experiment; messages have noise.
+        clients: K.
+        rounds: how many count.
+
+    Raises:
+        ImportError: opacus is not installed.
+    """
+    if not config.privacy.local:
+        return epsilon(config.privacy, config.train, clients, rounds)
+    return local_epsilon(config.privacy, clients, max(_attendances(config, clients, rounds)))
+
+
+def client_promise(config: ExperimentConfig, clients: int, rounds: int) -> str:
+    """Returns what is promised about clients after a number of rounds, in words; see client_epsilon."""
+    privacy = config.privacy
+    if not privacy.local:
+        return promise(privacy, config.train, clients, rounds)
+    if importlib.util.find_spec("opacus") is None:
+        return f"Privacy: {INSTALL} to see epsilon."
+    times = _attendances(config, clients, rounds)
+    most, middle = max(times), statistics.median_high(times)
+    most_epsilon, middle_epsilon = (local_epsilon(privacy, clients, one) for one in (most, middle))
+    return (
+        f"Privacy: local epsilon = {most_epsilon:.2f} for the client that is in most of the {rounds} rounds ({most}), "
+        f"{middle_epsilon:.2f} at the median ({middle}), at delta = {privacy.delta_of(clients):.2g}, against everybody "
+        "who sees its messages, the server too; scores are not private."
+    )
+
+
+def _attendances(config: ExperimentConfig, clients: int, rounds: int) -> list[int]:
+    """Returns in how many of the first rounds each client is sampled."""
+    train, streams = config.train, RandomStreams(config.seed, branch=branch_of(config.init, config.privacy))
+    sizes = (train.clients_per_round, train.min_clients_per_round)
+    attended = Counter(k for t in range(rounds) for k in cohort_of(streams, t, clients, *sizes, train.sampling))
+    return [attended[client] for client in range(clients)]
