@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import statistics
 from collections import Counter
 
@@ -11,6 +12,9 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.privacy import INSTALL, epsilon, local_epsilon, promise
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.randomness import RandomStreams
+
+_log = logging.getLogger("rayfl")
+_LARGE_DELTA = 0.05
 
 
 def client_epsilon(config: ExperimentConfig, clients: int, rounds: int) -> float:
@@ -44,6 +48,17 @@ def client_promise(config: ExperimentConfig, clients: int, rounds: int) -> str:
         f"{middle_epsilon:.2f} at the median ({middle}), at delta = {privacy.delta_of(clients):.2g}, against everybody "
         "who sees its messages, the server too; scores are not private."
     )
+
+
+def warn_of_delta(option: str, delta: float) -> None:
+    """Warns of a delta that leaves little of what epsilon promises: with this probability it need not hold at all.
+
+    Args:
+        option: which one it is.
+        delta: the largest of a client.
+    """
+    if delta > _LARGE_DELTA:
+        _log.warning("%s: with a probability of %.2g a client may be promised nothing: set it lower", option, delta)
 
 
 def _attendances(config: ExperimentConfig, clients: int, rounds: int) -> list[int]:

@@ -15,6 +15,7 @@ from rayfl.engine.privacy import INSTALL
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.errors import ConfigError
+from rayfl.experiment.client_privacy import warn_of_delta
 from rayfl.randomness import RandomStreams
 from rayfl.system.config import NoSystem
 from rayfl.tasks.base import NetworkTask
@@ -52,6 +53,7 @@ def check_example_privacy(
         raise ConfigError(f"{_OPTION}: epsilon is computed by opacus, which is not installed: {INSTALL}")
     if config.init.source is not None and config.init.what == "model":
         _log.warning("privacy: what the model of init.from has learned from these samples is not counted in epsilon")
+    warn_of_delta("privacy.example_delta", max(privacy.example_delta_of(int(own)) for own in samples if own))
     _log.info("%s", example_promise(config, samples, context.rounds, planned=True))
 
 

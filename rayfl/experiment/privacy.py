@@ -10,7 +10,7 @@ from rayfl.engine.privacy import INSTALL, without_clients
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.experiment.client_privacy import client_promise
+from rayfl.experiment.client_privacy import client_promise, warn_of_delta
 from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.private_norm import private_names
 from rayfl.system.config import NoSystem
@@ -74,6 +74,7 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
             "norm, which together cost as much as %g times the norm alone",
             privacy.count_noise_of(context.cohort_size), noise, privacy.noise_multiplier,
         )  # fmt: skip
+    warn_of_delta("privacy.delta", privacy.delta_of(context.num_clients))
     _log.info("%s", client_promise(config, context.num_clients, train.rounds))
 
 

@@ -180,3 +180,12 @@ def test_a_second_call_in_a_round_is_refused_for_it_would_have_the_noise_of_the_
     with pytest.raises(MethodError, match="may ask its clients once in a round"):
         rayfl.run(own(tmp_path, "Twice"))
     rayfl.run(own(tmp_path, "Twice") | {"name": "open", "privacy": {}})
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.06, True), (0.05, False), (None, False)])
+def test_a_delta_that_promises_little_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, delta: float | None, warned: bool
+) -> None:
+    privacy = {**NOISY, "example_delta": delta}
+    Parts(load_config(Experiment, private(tmp_path, "run", privacy=privacy), [])).check()
+    assert ("privacy.example_delta: with a probability of 0.06" in caplog.text) == warned

@@ -108,6 +108,7 @@ def test_what_can_be_private_says_what_it_promises(
     caplog.set_level(logging.INFO, "rayfl")
     Parts(load_config(Experiment, private(tmp_path, "run", **sections), [])).check()
     assert "at delta = 0.5 for each client after 4 rounds" in caplog.text
+    assert "privacy.delta: with a probability of 0.5 a client may be promised nothing" in caplog.text
 
 
 def test_a_delta_that_promises_nothing_is_refused(tmp_path: Path) -> None:
