@@ -124,6 +124,7 @@ def collect(
         if device.type == "cpu":
             return known, states.items
         leaving = [(piece, _leaving(piece, later)) for piece in _pieces(states)]
+        _judge(outcomes)
         if job.kind in ("map", "each"):
             for id, moved in zip(trees, move_trees(list(trees.values()), _CPU), strict=True):
                 found = outcomes[id]
@@ -133,6 +134,15 @@ def collect(
             raise
         return {}, states.items  # the states are copied one by one
     return known, lambda: (one for piece, wait in leaving for one in _arrived(piece, wait))
+
+
+def _judge(outcomes: dict[int, Any]) -> None:
+    """Asks the device once which messages were within their bounds."""
+    messages = {id: found for id, found in outcomes.items() if isinstance(found, Weighted)}
+    within = {id: found.within for id, found in messages.items() if found.within is not None}
+    if within:
+        known = torch.stack(list(within.values())).cpu()
+        outcomes |= {id: replace(messages[id], within=one) for id, one in zip(within, known, strict=True)}
 
 
 def _pieces(states: Mapping[int, Tree]) -> list[dict[int, Tree]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from actors.hosting.equipment import Equipment
 from actors.hosting.job import Job
+from rayfl.aggregation.compression import on_device
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.privacy import limited, noised, reference_of
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.client import Client
 from rayfl.engine.gradients.counted_normals import keyed_normals
+from rayfl.engine.transfers import MOVE_BYTES
 from rayfl.errors import MethodError
 from rayfl.messages.compressors import Compressor
 from rayfl.params import Tree, from_leaves, leaves, num_bytes
@@ -38,21 +41,23 @@ class Outgoing:
         self, own: Equipment, job: Job, common: Tree, clients: Mapping[int, Client], bound: float | None
     ) -> None:
         self._own, self._job, self._common, self._bound = own, job, common, bound
+        self._clients = clients
         self._residuals = {id: client.state.get(RESIDUAL) for id, client in clients.items()}
 
-    def sent(self, client: Client, outcome: Any) -> Any:
-        """Returns what a client sends of a procedure's result, or the error for which it cannot.
+    def sent(self, outcomes: Mapping[int, Any]) -> dict[int, Any]:
+        """Returns what clients send of a procedure's results, or the errors for which they cannot.
 
         Args:
-            client: its state receives what is kept.
-            outcome: the result, or the exception that the procedure raised.
+            outcomes: by client, the result, or the exception that the procedure raised. Clients' states receive what
+                is kept.
         """
         try:
-            return self._compressed(client, self._limited(client, self._kept_private(client, outcome)))
+            kept = {id: self._kept_private(self._clients[id], outcome) for id, outcome in outcomes.items()}
+            return {id: self._compressed(self._clients[id], found) for id, found in self._limited(kept).items()}
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
-            return error  # of fewer clients at a time the messages may fit
+            return dict.fromkeys(outcomes, error)  # of fewer clients at a time the messages may fit
 
     def _kept_private(self, client: Client, outcome: Any) -> Any:
         """Moves private tensors (``train.private_norm``) into the client's state."""
@@ -118,23 +123,41 @@ class Outgoing:
             return dict(zip(sizes, torch.split(before, list(sizes.values())), strict=True)) if whole else {}
         return {path: leaf for path, leaf in leaves(before) if leaf.numel() == sizes.get(path, leaf.numel())}
 
-    def _limited(self, client: Client, outcome: Any) -> Any:
-        """Clips a message (``privacy.clip_norm``), and adds the client's noise (``privacy.noise_at``)."""
-        if self._bound is None or not self._is_message(outcome):
-            return outcome
-        try:
-            found = limited(outcome, self._common, self._bound)
-        except ValueError as error:
-            return MethodError(f"privacy: {self._job.procedure} {error}")
-        privacy, seed = client.context.privacy, client.context.streams.integer
+    def _limited(self, outcomes: dict[int, Any]) -> dict[int, Any]:
+        """Clips messages (``privacy.clip_norm``), and adds clients' noise to them (``privacy.noise_at``).
+
+        Together, because each operation on a GPU takes the host some microseconds.
+        """
+        if self._bound is None:
+            return outcomes
+        alike: dict[tuple[str, ...], dict[int, Weighted]] = {}
+        for id, outcome in outcomes.items():
+            if self._is_message(outcome):
+                try:
+                    names = tuple(reference_of(outcome.tree, self._common))
+                    if outcome.weight != 1:
+                        raise ValueError(f"returns a weight of {outcome.weight}: under privacy all weights are 1")
+                    alike.setdefault(names, {})[id] = outcome
+                except ValueError as error:
+                    outcomes[id] = MethodError(f"privacy: {self._job.procedure} {error}")
+        for messages in alike.values():
+            received = reference_of(next(iter(messages.values())).tree, self._common)
+            size = sum(leaf.numel() for leaf in received.values())
+            ids_of_all, most = list(messages), max(MOVE_BYTES // (8 * max(size, 1)), 1)
+            for first in range(0, len(ids_of_all), most):
+                ids = ids_of_all[first : first + most]
+                found = limited([messages[id] for id in ids], received, self._bound)
+                outcomes |= zip(ids, self._noised(ids, found, self._bound, size), strict=True)
+        return outcomes
+
+    def _noised(self, ids: Sequence[int], messages: list[Weighted], bound: float, size: int) -> list[Weighted]:
+        privacy, streams = self._own.context.privacy, self._own.context.streams
         if not privacy.local:
-            return found
-        key = seed("privacy.local", self._job.round, client.id)
-
-        def draw(count: int, device: torch.device) -> torch.Tensor:
-            return keyed_normals(torch.tensor(key, device=device), count, torch.float64)
-
-        return replace(found, tree=noised(found.tree, privacy.noise_multiplier * self._bound, draw))
+            return messages
+        keys = np.array([streams.integer("privacy.local", self._job.round, id) for id in ids])
+        noise = keyed_normals(on_device(keys, self._own.engine.device), size, torch.float64)
+        trees = noised([message.tree for message in messages], privacy.noise_multiplier * bound, noise)
+        return [replace(message, tree=tree) for message, tree in zip(messages, trees, strict=True)]
 
     def _is_message(self, outcome: Any) -> bool:
         return self._job.kind in ("mean", "each") and isinstance(outcome, Weighted)

@@ -138,7 +138,7 @@ class Procedures:
         own.running.switch_to(tuple(clients))
         for remark in own.generators.remarks(unseeded):
             own.running.add_line(remark)
-        outcomes = {id: outgoing.sent(clients[id], found) for id, found in outcomes.items()}
+        outcomes = outgoing.sent(outcomes)
         scored = self._scored_together(clients, outcomes)
         self._storing.finish()  # the states of the clients before were copied while these steps were launched
         following = self._next

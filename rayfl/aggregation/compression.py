@@ -22,6 +22,12 @@ def entries_kept(entries: int, share: float) -> int:
     return min(entries, math.ceil(share * entries - 1e-9))
 
 
+def on_device(drawn: np.ndarray, device: torch.device) -> Tensor:
+    """Returns what was drawn, on a device; from pinned memory, so that the host waits for no work of a GPU."""
+    found = torch.as_tensor(drawn)
+    return (found.pin_memory() if device.type == "cuda" else found).to(device, non_blocking=True)
+
+
 def largest(change: Tensor, kept: int) -> Tensor:
     """Returns the change with zeros in place of all but the entries of the largest magnitude.
 
@@ -41,7 +47,7 @@ def at_random(change: Tensor, kept: int, generator: np.random.Generator) -> Tens
         kept: how many entries remain.
         generator: draws them.
     """
-    places = torch.as_tensor(generator.choice(len(change), kept, replace=False, shuffle=False), device=change.device)
+    places = on_device(generator.choice(len(change), kept, replace=False, shuffle=False), change.device)
     return torch.zeros_like(change).index_copy_(0, places, change[places])
 
 
@@ -57,7 +63,7 @@ def rounded(change: Tensor, sizes: Sequence[int], bits: int, generator: np.rando
         generator: draws one number an entry.
     """
     levels = 2 ** (bits - 1) - 1
-    draws = torch.as_tensor(generator.random(len(change), dtype=np.float32), device=change.device)
+    draws = on_device(generator.random(len(change), dtype=np.float32), change.device)
     made = []
     for part, draw in zip(torch.split(change, list(sizes)), torch.split(draws, list(sizes)), strict=True):
         if not len(part):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,53 +50,65 @@ def reference_of(tree: Mapping[str, Any], broadcast: Mapping[str, Any]) -> dict[
     raise ValueError(f"sends {missing[0]!r}, which is no change of a tensor that all clients received")
 
 
-def limited(contribution: Weighted, broadcast: Mapping[str, Any], bound: float) -> Weighted:
-    """Returns a client's contribution to a mean, clipped; it says whether it was within the bound.
+def limited(contributions: Sequence[Weighted], received: Mapping[str, Tensor], bound: float) -> list[Weighted]:
+    """Returns contributions to a mean, clipped; they say whether they were within the bound.
 
     Args:
-        contribution: the message.
-        broadcast: what all clients received.
+        contributions: messages of the same names.
+        received: by path, what they are changes of.
         bound: C, the largest Euclidean norm of a change.
-
-    Raises:
-        ValueError: a leaf was not received, or the weight depends on the client.
     """
-    if contribution.weight != 1:
-        raise ValueError(f"returns a weight of {contribution.weight}: under privacy all weights are 1")
-    tree, within = clipped(contribution.tree, reference_of(contribution.tree, broadcast), bound)
-    return replace(contribution, tree=tree, within=within)
+    trees, within = clipped([one.tree for one in contributions], received, bound)
+    made = zip(contributions, trees, within.unbind(), strict=True)
+    return [replace(one, tree=tree, within=short) for one, tree, short in made]
 
 
-def clipped(tree: Mapping[str, Any], received: Mapping[str, Tensor], bound: float) -> tuple[Tree, Tensor]:
+def clipped(
+    trees: Sequence[Mapping[str, Any]], received: Mapping[str, Tensor], bound: float
+) -> tuple[list[Tree], Tensor]:
     """Returns ``received + change * min(1, bound / ||change||)``, with one norm over all leaves; in new memory.
 
-    The second result says whether the norm was within the bound: a scalar of bool, where the leaves are.
+    The second result says whose norm was within the bound: bool of shape (N,), where the leaves are.
 
     Args:
-        tree: a client's message.
-        received: by path, what it is a change of.
+        trees: messages of N clients, of the same names.
+        received: by path, what they are changes of.
         bound: C, the largest Euclidean norm of a change.
     """
-    changes = {path: leaf.double() - received[path].double() for path, leaf in leaves(tree)}
-    norm = torch.stack([change.square().sum() for change in changes.values()]).sum().sqrt()
-    factor = (bound / norm).clamp(max=1)  # a change of zero has the factor min(inf, 1)
-    moved = {path: (received[path].double() + factor * change) for path, change in changes.items()}
-    return from_leaves({path: leaf.to(received[path].dtype) for path, leaf in moved.items()}), norm <= bound
+    changes = {path: rows - received[path].double() for path, rows in _rows(trees).items()}
+    norms = torch.stack([change.square().reshape(len(trees), -1).sum(1) for change in changes.values()]).sum(0).sqrt()
+    factors = (bound / norms).clamp(max=1)  # a change of zero has the factor min(inf, 1)
+    moved = {
+        path: (received[path].double() + factors.view(-1, *[1] * received[path].dim()) * change).to(received[path])
+        for path, change in changes.items()
+    }
+    return _trees(moved), norms <= bound
 
 
-def noised(tree: Mapping[str, Any], deviation: float, draw: Callable[[int, torch.device], Tensor]) -> Tree:
-    """Returns a client's message with noise of its own on each element, in new memory.
+def noised(trees: Sequence[Mapping[str, Any]], deviation: float, noise: Tensor) -> list[Tree]:
+    """Returns messages with noise of their own on each element, in new memory.
 
     Args:
-        tree: the message, clipped.
+        trees: clipped messages of N clients, of the same names.
         deviation: standard deviation of the noise.
-        draw: gives so many standard normal numbers, float64, on a device.
+        noise: standard normal numbers of shape (N, P), for the leaves one after another.
     """
-    found = dict(leaves(tree))
-    sizes = [leaf.numel() for leaf in found.values()]
-    noise = torch.split(draw(sum(sizes), next(iter(found.values())).device), sizes)
-    made = zip(found.items(), noise, strict=True)
-    return from_leaves({p: (leaf.double() + deviation * one.view_as(leaf)).to(leaf.dtype) for (p, leaf), one in made})
+    kinds = {path: leaf.dtype for path, leaf in leaves(trees[0])}
+    rows = _rows(trees)
+    parts = torch.split(noise, [len(row[0].reshape(-1)) for row in rows.values()], dim=1)
+    made = zip(rows.items(), parts, strict=True)
+    return _trees({path: (row + deviation * part.view_as(row)).to(kinds[path]) for (path, row), part in made})
+
+
+def _rows(trees: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Returns the leaves of trees by path, float64 of shape (N, *)."""
+    found = [dict(leaves(tree)) for tree in trees]
+    return {path: torch.stack([one[path] for one in found]).double() for path in found[0]}
+
+
+def _trees(rows: Mapping[str, Tensor]) -> list[Tree]:
+    parts = {path: row.unbind() for path, row in rows.items()}
+    return [from_leaves(dict(zip(parts, one, strict=True))) for one in zip(*parts.values(), strict=True)]
 
 
 def released(

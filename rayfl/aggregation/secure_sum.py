@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.aggregation.compression import on_device
+
 _KEY_BYTES = 32
 """Of a public key on a curve of 256 bits."""
 _SHARE_BYTES = 32
@@ -40,7 +42,7 @@ def in_levels(change: Tensor, clip: float, bits: int, generator: np.random.Gener
         bits: b, for 2^b + 1 levels from minus to plus ``clip``.
         generator: draws one number an entry.
     """
-    step, draws = step_of(clip, bits), torch.as_tensor(generator.random(len(change)), device=change.device)
+    step, draws = step_of(clip, bits), on_device(generator.random(len(change)), change.device)
     wide = change.double()  # float32 has too few digits for a level of 2^22 and the chance beside it
     levels = (wide.clamp(-clip, clip) / step + draws).floor()
     return torch.where(wide.isfinite(), levels * step, wide).to(change.dtype)

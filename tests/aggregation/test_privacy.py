@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.aggregation.privacy import clipped, following, limited, reference_of, released
+from rayfl.aggregation.privacy import clipped, following, limited, noised, reference_of, released
 from rayfl.aggregation.tree_noise import Draw
 from rayfl.params import Tree, leaves, subtract
 from tests.support.toys import assert_close
@@ -39,20 +39,20 @@ def sent(*numbers: float) -> Tree:
 @given(st.lists(st.floats(-1e3, 1e3), min_size=5, max_size=5), st.floats(1e-3, 1e3))
 def test_a_change_is_scaled_to_the_bound_and_keeps_its_direction(numbers: list[float], bound: float) -> None:
     message = sent(*numbers)
-    change, found = subtract(message, RECEIVED), subtract(clipped(message, PATHS, bound)[0], RECEIVED)
+    change, found = subtract(message, RECEIVED), subtract(clipped([message], PATHS, bound)[0][0], RECEIVED)
     factor = min(1, bound / norm(change)) if norm(change) else 1
     assert norm(found) <= bound * (1 + 1e-9) + 1e-12
     assert_close(found, {name: factor * leaf for name, leaf in change.items()}, atol=1e-9)
 
 
 def test_one_norm_is_over_all_leaves() -> None:
-    found = subtract(clipped(sent(3, 0, 0, 0, 4), PATHS, 1.0)[0], RECEIVED)
+    found = subtract(clipped([sent(3, 0, 0, 0, 4)], PATHS, 1.0)[0][0], RECEIVED)
     assert_close(found, subtract(sent(0.6, 0, 0, 0, 0.8), RECEIVED), atol=1e-12)
 
 
 @pytest.mark.parametrize(("bound", "within"), [(5.0, True), (4.999, False), (6.0, True)])
 def test_a_contribution_says_whether_it_was_within_the_bound(bound: float, within: bool) -> None:
-    found = limited(Weighted(sent(3, 0, 0, 0, 4), 1), {"model": RECEIVED}, bound)
+    (found,) = limited([Weighted(sent(3, 0, 0, 0, 4), 1)], PATHS, bound)
     assert found.within is not None and bool(found.within) is within
 
 
@@ -121,7 +121,24 @@ def test_a_message_is_a_change_of_what_has_its_names() -> None:
         reference_of({"bias": 1.0}, {"model": RECEIVED})
 
 
-def test_a_weight_of_the_clients_own_is_refused() -> None:
-    assert limited(Weighted(sent(1, 0, 0, 0, 0), 1, "a"), {"model": RECEIVED}, 0.5).group == "a"
-    with pytest.raises(ValueError, match="a weight of 7"):
-        limited(Weighted(RECEIVED, 7), {"model": RECEIVED}, 1.0)
+def test_messages_are_limited_together_as_each_alone() -> None:
+    messages = [sent(3, 0, 0, 0, 4), sent(0.1, 0, 0.2, 0, 0), sent(0, 0, 0, 0, 0), sent(-1, 2, -3, 4, -5)]
+    for message, group, found in zip(
+        messages,
+        "abcd",
+        limited([Weighted(m, 1, g) for m, g in zip(messages, "abcd", strict=True)], PATHS, 0.5),
+        strict=True,
+    ):
+        (alone,) = limited([Weighted(message, 1)], PATHS, 0.5)
+        assert found.group == group
+        assert found.within == alone.within
+        assert_close(found.tree, alone.tree, atol=1e-14)
+
+
+def test_noise_is_cut_in_the_order_of_the_leaves() -> None:
+    noise = torch.arange(10.0).double().reshape(2, 5)
+    for row, found in enumerate(noised([sent(0, 0, 0, 0, 0), sent(1, 1, 1, 1, 1)], 2.0, noise)):
+        change = subtract(found, sent(*[row] * 5))
+        assert torch.cat([leaf.flatten() for _, leaf in leaves(change)]).tolist() == pytest.approx(
+            (2 * noise[row]).tolist()
+        )

@@ -201,7 +201,7 @@ def sent_in_turn(state: dict[str, Any], *messages: dict[str, Any]) -> list[dict[
         client: Any = SimpleNamespace(id=0, state=state, context=SimpleNamespace(streams=RandomStreams(0)))
         common = {"model": {name: torch.zeros_like(leaf) for name, leaf in message.items()}}
         job = Job("local_update", "mean", round, (0,))
-        outcome = Outgoing(own, job, common, {0: client}, None).sent(client, Weighted({"model": message}, 1.0))
+        outcome = Outgoing(own, job, common, {0: client}, None).sent({0: Weighted({"model": message}, 1.0)})[0]
         found.append({name: leaf.tolist() for name, leaf in outcome.tree["model"].items()})
     return found
 

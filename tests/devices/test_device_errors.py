@@ -114,21 +114,23 @@ def test_work_in_pieces() -> None:
 
 
 @PRETENDED
-@pytest.mark.parametrize("what", ["compression", "privacy"])
-def test_a_message_that_does_not_fit_is_made_in_a_smaller_stack(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("what", "failing", "least"), [("compression", 3, 9), ("privacy", 1, 3)])
+def test_a_message_that_does_not_fit_is_made_in_a_smaller_stack(
+    what: str, failing: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
 
-    def third_fails(function: Any) -> Any:
+    def one_fails(function: Any) -> Any:
         def called(*given: Any, **options: Any) -> Any:
             calls.append(function)
-            if len(calls) == 3:
+            if len(calls) == failing:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
             return function(*given, **options)
 
         return called
 
     owner, name = (TopK, "encoded") if what == "compression" else (outgoing, "limited")
-    monkeypatch.setattr(owner, name, third_fails(getattr(owner, name)))
+    monkeypatch.setattr(owner, name, one_fails(getattr(owner, name)))
     private = {"privacy": PrivacyConfig(clip_norm=1.0, noise_multiplier=1.0)}
     options: dict[str, Any] = {"compression": TopK()} if what == "compression" else private
     train = TrainConfig(rounds=4, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
@@ -138,4 +140,4 @@ def test_a_message_that_does_not_fit_is_made_in_a_smaller_stack(what: str, monke
         toy.client_hosts[0].engine.width = 8
         toy.step()
         assert toy.client_hosts[0].engine.width == 4
-    assert len(calls) > 8
+    assert len(calls) >= least  # the stack's, and those of its halves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from rayfl.engine.transfers import move_trees
 from rayfl.engine.updates.feed import Feed
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples, InputSpec
+from rayfl.messages.compressors import Quantize, RandomK, SecureAggregation, Sign, TopK
 from rayfl.messages.privacy import PrivacyConfig
 from rayfl.params import copies
 from rayfl.tasks.base import Batch
@@ -35,18 +37,22 @@ pytestmark = PRETENDED
 METHODS = {"fedavg": FedAvg, "superfed": lambda: SuPerFed(start=0.0), "ditto": Ditto, "scaffold": Scaffold}
 
 
-def waits(method: Any, clients: int, network: Any = two_layers) -> dict[str, int]:
+def counted(method: Any, clients: int, network: Any = two_layers, train: Any = None, **sections: Any) -> Launches:
     """Of the third round, with all clients in one stack, and of an evaluation after it."""
-    train = TrainConfig(rounds=4, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
+    settings = {"rounds": 4, "clients_per_round": "all", "local_epochs": 1, "batch_size": 5, "lr": 0.1, **(train or {})}
     with elsewhere() as device:
         data = random_clients([6 + k % 3 for k in range(clients)], seed=1)
-        toy = Toy(method(), data, network(), train, mode="vectorized", device=device)
+        toy = Toy(method(), data, network(), TrainConfig(**settings), mode="vectorized", device=device, **sections)
         toy.client_hosts[0].engine.width = 32
         toy.run(2)
-        with Launches() as counted:
+        with Launches() as found:
             toy.step()
             toy.scores()
-    return dict(counted.waits)
+    return found
+
+
+def waits(method: Any, clients: int, network: Any = two_layers) -> dict[str, int]:
+    return dict(counted(method, clients, network).waits)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
@@ -208,3 +214,35 @@ def test_copies_share_no_memory_and_keep_types() -> None:
         assert sum(counted.launches.values()) == 3  # one for each type
         there[0].zero_()
         assert_equal(dict(enumerate(tensor.cpu() for tensor in found)), dict(enumerate(originals)))
+
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "clipped": {"privacy": PrivacyConfig(clip_norm=0.1)},
+    "central noise": {"privacy": PrivacyConfig(clip_norm=0.1, noise_multiplier=1)},
+    "moving norm": {"privacy": PrivacyConfig(clip_norm=0.1, noise_multiplier=1, target_quantile=0.5, count_noise=5)},
+    "local noise": {"privacy": PrivacyConfig(clip_norm=0.1, noise_multiplier=1, noise_at="clients")},
+    "top_k": {"compression": TopK()},
+    "random_k": {"compression": RandomK()},
+    "quantize": {"compression": Quantize()},
+    "sign": {"compression": Sign()},
+    "secure": {"compression": SecureAggregation()},
+    "momentum": {"train": {"persist_optimizer": True, "momentum": 0.9, "dampening": 0.1}},
+    "adam": {"train": {"persist_optimizer": True, "optimizer": "adam"}},
+}
+
+
+@pytest.mark.parametrize("sections", SECTIONS.values(), ids=SECTIONS.keys())
+def test_sections_make_the_host_wait_no_oftener_for_more_clients(sections: dict[str, Any]) -> None:
+    method = partial(FedAvg, aggregation="uniform")
+    few, many = (counted(method, clients, **sections).waits for clients in (4, 20))
+    assert few == many
+
+
+def test_messages_are_clipped_and_noised_together() -> None:
+    """More clients are more launches for what is done to each alone, which is none of it."""
+    method = partial(FedAvg, aggregation="uniform")
+    plain, noisy = (
+        [sum(counted(method, clients, **one).launches.values()) for clients in (4, 20)]
+        for one in ({}, SECTIONS["local noise"])
+    )
+    assert noisy[1] - noisy[0] == plain[1] - plain[0]

@@ -42,6 +42,8 @@ class Launches(TorchDispatchMode):
         makes = device is not None and torch.device(device).type == "meta"
         if name in _WAITING and there:
             self.waits[name] += 1
+        elif name == "_to_copy" and makes and not there and kwargs.get("non_blocking"):
+            self.launches["to device"] += 1  # from pinned memory, on a GPU
         elif name == "_to_copy" and device is not None and makes != there:
             self.waits["to device" if makes else "from device"] += 1
         elif name == "copy_" and isinstance(args[0], Elsewhere) != isinstance(args[1], Elsewhere):
