@@ -7,10 +7,9 @@ n_k, the number of steps and the sampling rate are public. A step is then the Po
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
-from functools import lru_cache
 
+from rayfl.engine.accountants import spent
 from rayfl.engine.updates.batches import sampling_rate
 from rayfl.messages.privacy import PrivacyConfig
 
@@ -33,21 +32,5 @@ def example_epsilon(privacy: PrivacyConfig, batches: Mapping[int, int], samples:
     if not drawn or not samples:
         return 0.0
     rate = sampling_rate(samples, batch_size)
-    return _epsilon(privacy.example_noise_multiplier, rate, drawn, privacy.example_delta_of(samples))
-
-
-@lru_cache(maxsize=1 << 14)
-def _epsilon(noise: float, rate: float, drawn: tuple[tuple[int, int], ...], delta: float) -> float:
-    """Returns what opacus' RDP accountant finds with all of its orders, of which it needs to see few."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its orders, one is at the edge for very little or very much noise
-        from opacus.accountants import RDPAccountant
-
-        accountant = RDPAccountant()
-        accountant.history = [(noise / math.sqrt(steps), rate, count) for steps, count in drawn]
-        orders = accountant.DEFAULT_ALPHAS
-        # those that are no integers take most of the time, and the best one is beside the best integer
-        whole = [order for order in orders if float(order).is_integer()]
-        found, best = accountant.get_privacy_spent(delta=delta, alphas=whole)
-        near = [order for order in orders if abs(order - best) <= 2]
-        return max(float(min(found, accountant.get_epsilon(delta, alphas=near))), 0.0)
+    z, delta = privacy.example_noise_multiplier, privacy.example_delta_of(samples)
+    return spent(tuple((z / math.sqrt(steps), rate, count) for steps, count in drawn), delta, privacy.accountant)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import warnings
 from functools import cache
 
 import numpy as np
 
 from rayfl.aggregation import banded_noise, tree_noise
+from rayfl.engine.accountants import spent
 from rayfl.engine.updates.cohorts import cyclic_attendances
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.messages.privacy import Noise, PrivacyConfig
@@ -61,7 +61,8 @@ def epsilon(privacy: PrivacyConfig, train: TrainConfig, clients: int, rounds: in
         mechanism = (privacy.noise_multiplier / most, 1.0, 1)
     else:
         mechanism = (privacy.noise_multiplier, _rate(train, clients), rounds)
-    return _spent(mechanism, privacy.delta_of(clients) - without_clients(train, clients, rounds))
+    delta = privacy.delta_of(clients) - without_clients(train, clients, rounds)
+    return spent((mechanism,), delta, privacy.accountant)
 
 
 def local_epsilon(privacy: PrivacyConfig, clients: int, times: int) -> float:
@@ -77,7 +78,7 @@ def local_epsilon(privacy: PrivacyConfig, clients: int, times: int) -> float:
     """
     if not times:
         return 0.0
-    return _spent((privacy.noise_multiplier / 2, 1.0, times), privacy.delta_of(clients))
+    return spent(((privacy.noise_multiplier / 2, 1.0, times),), privacy.delta_of(clients), privacy.accountant)
 
 
 def known_cohorts(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> bool:
@@ -135,17 +136,6 @@ def without_clients(train: TrainConfig, clients: int, rounds: int) -> float:
         return 0.0
     rate = _rate(train, clients)
     return rounds * float(rate * (1 - rate) ** (clients - 1))
-
-
-def _spent(mechanism: tuple[float, float, int], delta: float) -> float:
-    """Returns epsilon of normal mechanisms: their noise, their sampling rate and how many there are."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its orders, one is at the edge for very little or very much noise
-        from opacus.accountants import RDPAccountant
-
-        accountant = RDPAccountant()
-        accountant.history = [mechanism]
-        return max(float(accountant.get_epsilon(delta)), 0.0)
 
 
 def _size(train: TrainConfig, clients: int) -> int:
