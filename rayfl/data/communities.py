@@ -44,6 +44,9 @@ def _grown(near: list[list[int]], order: list[int], parts: int) -> list[int]:
     found, nodes = [-1] * len(near), len(near)
     free = [len(neighbours) for neighbours in near]
     rank = {node: place for place, node in enumerate(order)}
+    # Where a part may begin; an entry is outdated once its node is taken, or has fewer free neighbours.
+    starts = [(free[node], place, node) for place, node in enumerate(order)]
+    heapq.heapify(starts)
     for part in range(parts):
         size = (part + 1) * nodes // parts - part * nodes // parts
         inside: dict[int, int] = {}
@@ -54,13 +57,16 @@ def _grown(near: list[list[int]], order: list[int], parts: int) -> list[int]:
                 gain, _, candidate = heapq.heappop(waiting)
                 if found[candidate] < 0 and gain == free[candidate] - inside[candidate]:
                     node = candidate
-            if node < 0:  # the part begins, or all that it leads to is taken
-                node = min((one for one in order if found[one] < 0), key=lambda one: free[one])
+            while node < 0:  # the part begins, or all that it leads to is taken
+                count, _, candidate = heapq.heappop(starts)
+                if found[candidate] < 0 and count == free[candidate]:
+                    node = candidate
             found[node] = part
             for other in near[node]:
                 free[other] -= 1
                 if found[other] < 0:
                     inside[other] = inside.get(other, 0) + 1
+                    heapq.heappush(starts, (free[other], rank[other], other))
             # How many edges a free node has to others that are free has changed for neighbours of the node alone.
             for other in near[node]:
                 if found[other] < 0:
