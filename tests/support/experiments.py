@@ -152,6 +152,11 @@ FURTHER = {name: {"name": name} for name in registry.METHODS if name not in {one
 
 EVERY = {**METHODS, **FURTHER, **OF_ADAPTERS}
 
+PRETRAINED = {
+    "feddpa", "fedalt", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair", "fedpgp", "fedotp",
+}  # fmt: skip
+"""Methods of :data:`FURTHER` that need a pretrained model; small experiments have none."""
+
 KINDS = {
     "fedavg",
     "scaffold",
@@ -230,7 +235,7 @@ def small_experiment(storage: Path, name: str, method: str, **cluster: Any) -> d
         "dataset": {"name": "digits"},
         "partition": {"name": "classes", "num_clients": 5, "classes_per_client": 2},
         "model": {"name": "two_nn", "hidden": [12]},
-        "algorithm": deepcopy(METHODS[method]),
+        "algorithm": deepcopy(EVERY[method]),
         "train": {
             "rounds": 4,
             "clients_per_round": 3,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rayfl
-from tests.support.experiments import METHODS, assert_same, outcome, small_experiment
+from tests.support.experiments import METHODS, Interrupt, assert_same, outcome, small_experiment
 
 SHAPES = {
     "one actor": {"num_actors": 1},
@@ -39,3 +39,15 @@ def test_any_number_of_actors_gives_the_same_bits(method: str, shapes: Iterable[
         rayfl.run(small_experiment(tmp_path, "ray", method, **SHAPES[name]))
         assert_same(inline, outcome(tmp_path / "ray"))
         (tmp_path / "ray").rename(tmp_path / name)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("method", ["superfed-mm", "fedme", "fedap", "fedpub", "fedfed", "fedbuff"])
+def test_an_interrupted_run_continues_to_the_same_bits_on_another_number_of_actors(method: str, tmp_path: Path) -> None:
+    rayfl.run(small_experiment(tmp_path, "inline", method, backend="inline"))
+    for after, actors in ((1, 2), (3, 1)):
+        with pytest.raises(KeyboardInterrupt):
+            rayfl.run(small_experiment(tmp_path, "ray", method, num_actors=actors), callbacks=[Interrupt(after)])
+    rayfl.run(small_experiment(tmp_path, "ray", method, num_actors=2))
+    assert_same(outcome(tmp_path / "inline"), outcome(tmp_path / "ray"))

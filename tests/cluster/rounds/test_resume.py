@@ -14,18 +14,34 @@ from rayfl import Callback
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
-from tests.support.experiments import FEW, Interrupt, assert_same, each_method, outcome, small_experiment
+from tests.support.commits_alike import assert_same_commits
+from tests.support.experiments import (
+    FEW,
+    FURTHER,
+    METHODS,
+    PRETRAINED,
+    Interrupt,
+    assert_same,
+    each_method,
+    outcome,
+    small_experiment,
+)
 
 
-@pytest.mark.parametrize("method", each_method(quick={*FEW, "fedphp"}))
+@pytest.mark.parametrize(
+    "method", each_method([*METHODS, *sorted(FURTHER.keys() - PRETRAINED)], quick={*FEW, "fedphp", "gcfl", "fedbuff"})
+)
 def test_an_interrupted_run_continues_to_the_same_bits(method: str, tmp_path: Path) -> None:
-    rayfl.run(small_experiment(tmp_path, "whole", method, backend="inline"))
-    pieces = small_experiment(tmp_path, "pieces", method, backend="inline")
+    """All that an undisturbed run has committed in any round, file by file."""
+    storage = {"storage": {"keep_commits": 4}}
+    rayfl.run(small_experiment(tmp_path, "whole", method, backend="inline") | storage)
+    pieces = small_experiment(tmp_path, "pieces", method, backend="inline") | storage
     for after in (1, 3):
         with pytest.raises(KeyboardInterrupt):
             rayfl.run(pieces, callbacks=[Interrupt(after)])
     rayfl.run(pieces)
     assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "pieces"))
+    assert_same_commits(tmp_path / "whole", tmp_path / "pieces")
 
 
 def test_rows_in_many_parts_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import rayfl
 from rayfl.runs.verification import verify
 from rayfl.storage.files import Storage
 from tests.support.adapter_runs import ADAPTERS, experiment
+from tests.support.commits_alike import assert_same_commits
 from tests.support.experiments import assert_same, outcome
 
 ROOT = Path(__file__).parents[3]
@@ -66,6 +67,7 @@ def test_a_run_that_ends_inside_a_round_continues_to_the_same_bits(method: str, 
     rayfl.run(pieces)
     whole, found = outcome(tmp_path / "whole"), outcome(tmp_path / "pieces")
     assert_same(whole, found)
+    assert_same_commits(tmp_path / "whole", tmp_path / "pieces")
     assert any("optimizer" in state for state in whole.states.values()) == (method in METHODS)
     assert verify(Storage(str(tmp_path / "pieces"))).problems == []
 

@@ -32,6 +32,7 @@ def test_methods_of_prompts_run_in_stacks_go_on_and_leave_in_files(name: str, tm
     rayfl.run(experiment(tmp_path, "whole", OF_PROMPTS[name], {"length": 2}, engine={"mode": "looped"}, train=train))
     one, other, whole = (outcome(tmp_path / run) for run in ("looped", "stacked", "whole"))
     assert_equal(one.server, whole.server)
+    assert_equal(one.states, whole.states)
     assert_close(one.server, other.server, 2e-5)
     assert one.states.keys() == other.states.keys()
     for client in one.states:
