@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
-from algorithms.parts.neighbours import mixtures
+from algorithms.on_demand import OnDemand
 from algorithms.parts.phases import second_phase
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
-from rayfl.params import Tree
+from rayfl.params import Tree, num_bytes, weighted_sums
 from rayfl.tasks.base import Predictor, Task
 
 
@@ -129,8 +130,7 @@ class FedAP(Averaging):
         """u_i of the chosen clients, as ``model``."""
         weights, own = mixing_weights(server["distances"], self.own_share), server.get("own", {})
         models = [own.get(str(client), server["model"]) for client in range(len(weights))]
-        columns = torch.arange(len(weights)).expand(len(chosen), -1)
-        found = mixtures(models, weights[list(chosen)], columns)
+        found = weighted_sums(models, weights[list(chosen)])
         return {client: {"model": model} for client, model in zip(chosen, found, strict=True)}
 
     async def personal_update(self, client: Client, model: Tree) -> Tree:
@@ -143,8 +143,11 @@ class FedAP(Averaging):
         return {}
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
+        model: Tree = server["model"]
+        if not self.compares(server):
+            return {"model": model}, {}
         everyone = range(context.num_clients)
-        return {"model": server["model"]}, self.mixed(server, everyone) if self.compares(server) else {}
+        return {"model": model}, OnDemand(everyone, num_bytes(model), partial(self.mixed, server))
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Trains w, normalization layers included."""

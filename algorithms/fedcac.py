@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
+from algorithms.on_demand import OnDemand
 from algorithms.parts.means import mean_over_cohort
 from algorithms.parts.partial import joined, separated
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.params import Tree, map_leaves, weighted_sums
+from rayfl.params import Tree, map_leaves, num_bytes, weighted_sums
 from rayfl.tasks.base import Predictor
 
 _LEAST_THRESHOLD = 1e-10
@@ -142,8 +143,11 @@ class FedCAC(Averaging):
         return separated(trained, client.task.network)
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
-        own = {int(client): {"own": self.received_by(int(client), server)} for client in server.get("own", {})}
-        return {"model": server["model"]}, own
+        def own(clients: Sequence[int]) -> dict[int, Tree]:
+            return {client: {"own": self.received_by(client, server)} for client in clients}
+
+        having, size = [int(client) for client in server.get("own", {})], num_bytes(server["model"])
+        return {"model": server["model"]}, OnDemand(having, size, own)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
+from algorithms.on_demand import OnDemand
 from algorithms.parts.generators import linear
 from algorithms.parts.partial import part
 from rayfl.engine.client import Client
@@ -18,7 +19,7 @@ from rayfl.engine.server import Server
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-from rayfl.params import Tree, copy, subtract, weighted_sum, weighted_sums
+from rayfl.params import Tree, copy, num_bytes, subtract, weighted_sum, weighted_sums
 from rayfl.tasks.base import Batch, Predictor, Task
 
 Layers = Mapping[str, Sequence[str]]
@@ -168,9 +169,14 @@ class PFedLA(Algorithm):
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
         """Each client's mixture; for newcomers the mean of all clients' models."""
         models, layers = Models(server, context.num_clients), by_layer(server["model"])
-        weights = [self.weights(self.network_of(server, i), i)[0] for i in range(context.num_clients)]
-        found = {i: {"mixture": mixed} for i, mixed in enumerate(models.mixtures(weights, layers))}
-        return {"model": models.mean()}, found
+
+        def mixtures(clients: Sequence[int]) -> dict[int, Tree]:
+            weights = [self.weights(self.network_of(server, i), i)[0] for i in clients]
+            mixed = models.mixtures(weights, layers)
+            return {i: {"mixture": mixture} for i, mixture in zip(clients, mixed, strict=True)}
+
+        everyone, size = range(context.num_clients), num_bytes(server["model"])
+        return {"model": models.mean()}, OnDemand(everyone, size, mixtures)
 
     async def join(self, client: Client, server: Tree) -> Tree:
         """Trains the mean of all clients' models."""

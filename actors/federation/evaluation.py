@@ -10,12 +10,15 @@ from actors.federation.hosts import Hosts
 from actors.hosting.failures import Failure
 from actors.hosting.job import Job
 from actors.hosting.packed_scores import Scores
+from algorithms.on_demand import OnDemand
 from rayfl.data.sources.official import OFFICIAL_PIECE
 from rayfl.metrics import Statistics
 from rayfl.params import Tree
 
 CLIENTS_AT_A_TIME = 64
 """Clients per call: enough to make the call cheap, few enough to show progress."""
+_BYTES_AT_A_TIME = 128 << 20
+"""About the bytes per call of what single clients are sent, where that is made on demand."""
 
 
 class Evaluation:
@@ -56,7 +59,10 @@ class Evaluation:
         costs = {client: float(self._sizes[client, counted].sum() + 1) for client in clients}
         scores: Scores = {}
         unscored: dict[int, Failure] = {}
-        for result in self._hosts.dispatch(job, costs, server, payloads, at_a_time=CLIENTS_AT_A_TIME, alone=alone):
+        count = CLIENTS_AT_A_TIME
+        if isinstance(payloads, OnDemand):
+            count = max(1, min(count, _BYTES_AT_A_TIME // max(payloads.size, 1)))
+        for result in self._hosts.dispatch(job, costs, server, payloads, at_a_time=count, alone=alone):
             scores.update(result.scores)
             unscored.update(result.failures)
             if report is not None:

@@ -19,6 +19,7 @@ from actors.hosting.memory import Lookups
 from actors.hosting.running_clients import describe_clients, log_printed
 from actors.hosting.state import Change
 from actors.processes.pool import HostDiedError, HostPool
+from algorithms.on_demand import trees_of
 from rayfl.errors import ClientError
 from rayfl.params import Tree, from_numpy, to_numpy
 from rayfl.storage.manifest import StoredFile
@@ -112,11 +113,12 @@ class Hosts:
 
         def submit(host: int, count: int | None) -> None:
             for piece in itertools.islice(waiting[host], count):
+                own = trees_of(payloads, piece)  # lives on, since what is made goes by the ids of its tensors
                 made: dict[int, np.ndarray] = {}  # an array given to several clients is sent once
                 share = replace(
                     job,
                     clients=piece,
-                    payloads={client: to_numpy(payloads[client], made) for client in piece if client in payloads},
+                    payloads={client: to_numpy(own[client], made) for client in own},
                     committed=self._not_in_memory(piece),
                 )
                 owing[host].update(piece)

@@ -10,6 +10,7 @@ import numpy as np
 
 from actors.federation.federation import Federation
 from actors.hosting.failures import Failure
+from algorithms.on_demand import trees_of
 from cluster.rounds.progress import Progress
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree, num_bytes
@@ -118,7 +119,8 @@ class Selector:
 
     def _told(self, known: Known, clients: list[int], progress: Progress, chosen: Chosen) -> Known:
         """Finds the losses of clients at the model that they would receive."""
-        common, own = self._parts.config.algorithm.served(progress.server, self._parts.context)
+        common, served = self._parts.config.algorithm.served(progress.server, self._parts.context)
+        own = trees_of(served, clients)
         scores = self._federation.evaluate(common, (), False, own, clients, losses=True)
         chosen.unscored |= self._federation.unscored
         found = {}
