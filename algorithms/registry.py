@@ -77,6 +77,7 @@ from algorithms.fedrod import FedRoD
 from algorithms.fedrolex import FedRolex
 from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
+from algorithms.fedselect import FedSelect
 from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
@@ -161,6 +162,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedKD,
         KnnPer,
         FedCAC,
+        FedSelect,
         CFL,
         Scaffold,
         SuPerFed,

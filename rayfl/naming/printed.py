@@ -78,6 +78,7 @@ PRINTED = {
     "fedrolex": "FedRolex",
     "fedrs": "FedRS",
     "fedsam": "FedSAM",
+    "fedselect": "FedSelect",
     "fedsmoo": "FedSMOO",
     "fedspeed": "FedSpeed",
     "fedsr": "FedSR",

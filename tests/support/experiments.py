@@ -61,6 +61,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedkd": {"name": "fedkd"},
     "knn-per": {"name": "knn_per", "neighbours": 3},
     "fedcac": {"name": "fedcac", "collaboration_rounds": 3},
+    "fedselect": {"name": "fedselect"},
     "heterofl": {"name": "heterofl", "masked_loss": True, "width_choice": "each_round"},
     "fedrolex": {"name": "fedrolex", "widths": [0.5, 0.25]},
     "fjord": {"name": "fjord", "self_distillation": True},

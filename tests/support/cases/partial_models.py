@@ -17,6 +17,7 @@ from algorithms.fedper import FedPer
 from algorithms.fedpub import FedPub
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
+from algorithms.fedselect import FedSelect
 from algorithms.flute import FLUTE
 from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
@@ -168,6 +169,13 @@ PARTIAL_MODELS = {
         FedAS(), down=body, up=body, uploads=body_names, private=frozenset({"personal", "body"}), averages=False
     ),
     "fedcac": Case(FedCAC(), averages=False, relabels=False),
+    "fedselect": Case(FedSelect(), averages=False, steady=False, private=frozenset({"model", "trained", "mask"})),
+    "fedselect-own": Case(
+        FedSelect(rate=0.5, limit=0.6, biases=True, first_value="own", turns="once"),
+        averages=False,
+        steady=False,
+        private=frozenset({"model", "trained", "mask"}),
+    ),
     "fedpub": Case(
         FedPub(),
         up=lambda network: network.num_parameters + features(network),
