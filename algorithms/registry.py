@@ -82,6 +82,7 @@ from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fedtgp import FedTGP
+from algorithms.fedthe import FedTHE
 from algorithms.fesem import FeSEM
 from algorithms.fjord import FjORD
 from algorithms.flda import FLDA
@@ -180,6 +181,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedPAC,
         FedGC,
         FedRoD,
+        FedTHE,
         PFedFDA,
         FedDBE,
         FedALA,

@@ -83,6 +83,7 @@ PRINTED = {
     "fedspeed": "FedSpeed",
     "fedsr": "FedSR",
     "fedtgp": "FedTGP",
+    "fedthe": "FedTHE",
     "fedyogi": "FedYogi",
     "fesem": "FeSEM",
     "fjord": "FjORD",

@@ -16,7 +16,8 @@ class Predictor:
     """A model worth a row in the results; several models predict by their mean (in classification: probability).
 
     A model may be given as a function that makes it, called when it is scored: a sweep over many models of one
-    client then never holds them all at once.
+    client then never holds them all at once. What such a function makes is one scoring's own, so that ``combine`` may
+    keep in it what the samples before, which come in their order, say for those after.
 
     Attributes:
         models: the models, or functions that return them.

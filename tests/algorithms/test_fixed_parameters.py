@@ -185,6 +185,7 @@ HEAD_NEEDED = {
     "fedrep",
     "fedbabu",
     "fedrod",
+    "fedthe",
     "feddbe",
     "gpfl",
     "fedcp",

@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "knn-per": {"name": "knn_per", "neighbours": 3},
     "fedcac": {"name": "fedcac", "collaboration_rounds": 3},
     "fedselect": {"name": "fedselect"},
+    "fedthe": {"name": "fedthe"},
     "heterofl": {"name": "heterofl", "masked_loss": True, "width_choice": "each_round"},
     "fedrolex": {"name": "fedrolex", "widths": [0.5, 0.25]},
     "fjord": {"name": "fjord", "self_distillation": True},

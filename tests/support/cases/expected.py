@@ -111,6 +111,16 @@ def features(network: Network) -> int:
     return network.initialize(0)[network.head_weight].shape[1]
 
 
+def described(network: Network) -> int:
+    """Scalars of a model, and of mean features."""
+    return network.num_parameters + features(network)
+
+
+def described_names(network: Network) -> Iterable[str]:
+    """Names of the tensors of both."""
+    return {*network.parameter_names, "features"}
+
+
 LAYER = frozenset({"matrix", "offset", "norm_gain", "norm_offset"})
 """Names of the tensors of a layer that a method puts next to a network, and of its normalization."""
 

@@ -18,6 +18,7 @@ from algorithms.fedpub import FedPub
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.fedselect import FedSelect
+from algorithms.fedthe import FedTHE
 from algorithms.flute import FLUTE
 from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
@@ -30,6 +31,8 @@ from tests.support.cases.expected import (
     body,
     body_names,
     classes,
+    described,
+    described_names,
     features,
     framed,
     framed_names,
@@ -169,6 +172,13 @@ PARTIAL_MODELS = {
         FedAS(), down=body, up=body, uploads=body_names, private=frozenset({"personal", "body"}), averages=False
     ),
     "fedcac": Case(FedCAC(), averages=False, relabels=False),
+    "fedthe": Case(
+        FedTHE(),
+        down=described,
+        up=described,
+        uploads=described_names,
+        private=frozenset({"head", "features"}),
+    ),
     "fedselect": Case(FedSelect(), averages=False, steady=False, private=frozenset({"model", "trained", "mask"})),
     "fedselect-own": Case(
         FedSelect(rate=0.5, limit=0.6, biases=True, first_value="own", turns="once"),
