@@ -30,8 +30,10 @@ from rayfl.models.tokens import FastText, WindowModel
 from rayfl.models.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
 from rayfl.models.unet import UNetModel
 from rayfl.models.vgg import VGG, VGG9
+from rayfl.models.waveforms import M5
 
 __all__ = [
+    "M5",
     "TFCNN",
     "VGG",
     "VGG9",
@@ -96,6 +98,7 @@ _Union = Union[  # noqa: UP007
     TFCNN,
     ReddiCNN,
     HarCNN,
+    M5,
     VGG,
     VGG9,
     ResNet9,

@@ -11,6 +11,7 @@ from torch import nn
 from rayfl.examples import InputSpec
 from rayfl.models.residual import ResidualBlock
 from rayfl.models.zoo import (
+    M5,
     TFCNN,
     VGG,
     VGG9,
@@ -56,6 +57,7 @@ from tests.support.zoo_inputs import image, text
         (VGG(depth=19, form="fedphp"), image(3, 32, 10), 20_024_384 + 5_120),
         (HarCNN(), InputSpec("image", (9, 1, 128), 6), 2_253_958),
         (HarCNN(), InputSpec("image", (9, 3, 256), 12), 4_354_188),  # PFLlib's windows of PAMAP2
+        (M5(), InputSpec("image", (1, 1, 32_000), 10), 559_114),
         (TFCNN(), image(3, 32, 10), 66_560),
         (TFCNN(), image(3, 32, 100), 158_720),
         (TFCNN(form="tutorial"), image(3, 32, 10), 122_570),

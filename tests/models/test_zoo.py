@@ -16,6 +16,7 @@ from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.residual import ResidualBlock
 from rayfl.models.zoo import (
+    M5,
     TFCNN,
     VGG,
     VGG9,
@@ -72,6 +73,8 @@ SMALL: dict[str, tuple[Architecture, InputSpec]] = {
     "char_lstm one bias": (CharLSTM(hidden=6, biases=1), TEXT),
     "char_lstm no bias": (CharLSTM(hidden=6, biases=0, vocabulary=9, init="xavier_normal"), TEXT),
     "har_cnn": (HarCNN(kernel=3, hidden=(8,)), InputSpec("image", (2, 1, 18), 4)),
+    "m5": (M5(width=3), InputSpec("image", (1, 1, 900), 4)),
+    "m5 group": (M5(width=3, norm="group"), InputSpec("image", (2, 1, 640), 4)),
     "squeezenet": (SqueezeNet(), image(1, 20, 4)),
     "gcn": (GCNModel(hidden=6), GRAPHS),
     "gin": (GINModel(hidden=6, norm="layer"), GRAPHS),
@@ -111,7 +114,7 @@ def test_every_model_can_be_vectorized() -> None:
     networks = {name: config.network(spec) for name, (config, spec) in SMALL.items()}
     assert all(network.vectorizable for network in networks.values())
     assert {name for name, network in networks.items() if network.stochastic} == {"reddi_cnn", "squeezenet"}
-    assert {name for name, network in networks.items() if network.batch_statistics} == {"resnet9", "mobilenet"}
+    assert {name for name, network in networks.items() if network.batch_statistics} == {"resnet9", "mobilenet", "m5"}
     assert {name for name, network in networks.items() if network.batch_predictions} == {"resnet9"}
 
 
