@@ -17,7 +17,7 @@ from torch import nn
 from algorithms.registry import Experiment
 from cluster.run import run_config
 from rayfl.config.loading import load_config
-from rayfl.data.sources.pooled_file import write_pooled
+from rayfl.data.sources.pooled_writing import write_pooled
 from rayfl.data.sources.preparing import PREPARED
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN

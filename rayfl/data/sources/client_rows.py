@@ -13,7 +13,7 @@ from rayfl.data.files.natural_file import NaturalHeader, write_natural
 from rayfl.data.files.targets import to_column
 from rayfl.data.images.moments import Moments, moments_of
 from rayfl.data.sources.columns import Rows
-from rayfl.data.sources.pooled_file import storage_of
+from rayfl.data.sources.pooled_writing import storage_of
 from rayfl.errors import DataError
 from rayfl.examples import InputSpec
 

@@ -20,7 +20,8 @@ from rayfl.data.files.whole import locked
 from rayfl.data.sources.base import NaturalPath, Samples
 from rayfl.data.sources.client_rows import write_clients
 from rayfl.data.sources.columns import Rows
-from rayfl.data.sources.pooled_file import Part, PooledFile, write_pooled
+from rayfl.data.sources.pooled_file import Part, PooledFile
+from rayfl.data.sources.pooled_writing import write_pooled
 from rayfl.data.sources.preparing import PREPARED, Order, PreparableSource, check_part, is_prepared, no_checksum
 from rayfl.data.sources.remarks import Remark
 from rayfl.data.sources.root import nor_here

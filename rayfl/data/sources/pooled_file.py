@@ -1,20 +1,21 @@
-"""The file of a prepared data set without clients: Arrow, uncompressed, read in place.
+"""The file of a prepared data set of official parts: Arrow, uncompressed, read in place.
 
 One record batch with the columns ``x`` (a fixed-size list of uint8 or float32, an input flat) and ``y`` (int64); the
-official parts lie one after the other. What the inputs mean is said by a JSON header in the schema's metadata. The file
-is memory-mapped: all processes of a machine share its pages, and only the pages of samples that are used are read.
+official parts lie one after the other. A JSON header in the schema's metadata says what the inputs mean, and whose the
+rows are if they come with clients. The file is memory-mapped: all processes of a machine share its pages, and only the
+pages of samples that are used are read.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,16 +23,14 @@ from pydantic import BaseModel, ConfigDict
 
 from rayfl.data.files.content import ContentHash
 from rayfl.data.files.natural_file import METADATA_KEY
-from rayfl.data.files.targets import from_column, target_field, to_column
-from rayfl.data.files.whole import new_file
-from rayfl.data.images.moments import Moments, moments_of
+from rayfl.data.files.targets import from_column, target_field
+from rayfl.data.images.moments import Moments
 from rayfl.data.sources.base import Samples
 from rayfl.errors import DataError
 from rayfl.examples import InputSpec, Kind, Target
 
 VERSION = 1
-_HASHED_ROWS = 8192
-_LATER = ("target", "input", "vocabulary", "padding", "domains")
+_LATER = ("target", "input", "vocabulary", "padding", "domains", "clients")
 
 Part = Literal["train", "test", "both"]
 
@@ -66,6 +65,7 @@ class PooledHeader(BaseModel):
         vocabulary: number of distinct tokens; 0 for images.
         padding: the token that fills rows up, if one does.
         domains: of data that have some, by official part, how many rows each domain has, in the order of the rows.
+        clients: of data that come with clients, by official part, how many rows each client has, likewise.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -84,11 +84,20 @@ class PooledHeader(BaseModel):
     vocabulary: int = 0
     padding: int | None = None
     domains: dict[str, dict[str, int]] = {}
+    clients: dict[str, dict[str, int]] = {}
 
     @property
     def spec(self) -> InputSpec:
         """Returns what a model needs to know of the inputs."""
         return InputSpec(self.input, self.shape, self.num_classes, self.vocabulary, self.target, self.padding)
+
+    @property
+    def owners(self) -> np.ndarray | None:
+        """The client of each row, N names; None where there are no clients."""
+        if not self.clients:
+            return None
+        runs = [run for part in self.parts for run in self.clients.get(part, {}).items()]
+        return np.repeat([name for name, _ in runs], [count for _, count in runs])
 
     def arrow_schema(self) -> pa.Schema:
         """The file's columns, with this header in the metadata."""
@@ -128,35 +137,37 @@ class PooledFile:
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{path} cannot be read: {str(error).strip()}; {_AGAIN}") from error
         rows = sum(part.rows for part in self.header.parts.values())
-        if not file.schema.equals(self.header.arrow_schema()) or batch.num_rows != rows:
+        owners = self.header.owners
+        promised = batch.num_rows == rows and (owners is None or len(owners) == rows)
+        if not promised or not file.schema.equals(self.header.arrow_schema()):
             raise DataError(f"{path}: the columns are not those that the header promises; {_AGAIN}")
         self.x = batch.column("x").flatten().to_numpy(zero_copy_only=True).reshape(rows, *self.header.shape)
         self.y = from_column(batch.column("y")).reshape(rows, *self.header.spec.target_shape)
 
     def samples(self, part: Part) -> Samples:
-        """A part of the samples, without copying.
+        """A part of the samples, without copying; see :meth:`neighbours`."""
+        return self.neighbours(list(self.header.parts) if part == "both" else [part])
+
+    def neighbours(self, parts: Sequence[str]) -> Samples:
+        """Samples of parts that lie one after the other, without copying.
 
         Raises:
             DataError: the data set has no such part.
         """
-        parts = self.header.parts
-        if part == "both":
-            everything = list(parts.values())
-            moments = reduce(add, (p.moments for p in everything))
-            return self._with_domains(self._samples(slice(None), moments), list(parts))
-        if part not in parts:
-            raise DataError(f"dataset.part: {self.path} has no part {part!r}, only {', '.join(parts)}")
-        start = 0
-        for name, header in parts.items():
-            if name == part:
-                break
-            start += header.rows
-        rows = slice(start, start + parts[part].rows)
-        return self._with_domains(self._samples(rows, parts[part].moments), [part])
-
-    def _samples(self, rows: slice, moments: Moments) -> Samples:
+        known = self.header.parts
+        for part in parts:
+            if part not in known:
+                raise DataError(f"dataset.part: {self.path} has no part {part!r}, only {', '.join(known)}")
+        names = list(known)
+        first = names.index(parts[0])
+        assert names[first : first + len(parts)] == list(parts)
+        start = sum(known[name].rows for name in names[:first])
+        rows = slice(start, start + sum(known[part].rows for part in parts))
+        moments = reduce(add, (known[part].moments for part in parts))
         content = self.header.sha256
-        return Samples(self.x[rows], self.y[rows], self.header.spec, moments=moments, content=lambda: content)
+        samples = Samples(self.x[rows], self.y[rows], self.header.spec, moments=moments, content=lambda: content)
+        owners = self.header.owners
+        return self._with_domains(samples if owners is None else replace(samples, clients=owners[rows]), parts)
 
     def _with_domains(self, samples: Samples, parts: Sequence[str]) -> Samples:
         known = self.header.domains
@@ -169,19 +180,26 @@ class PooledFile:
 
     def content_hash(self) -> str:
         """The content's checksum, computed from its bytes as they are now."""
-        digest = ContentHash()
-        for start in range(0, len(self.y), _HASHED_ROWS):
-            rows = slice(start, start + _HASHED_ROWS)
-            digest.update(self.x[rows], self.y[rows])
-        return digest.hexdigest()
+        return content_of(self.x, self.y, self.header.owners)
 
 
+def content_of(x: np.ndarray, y: np.ndarray, owners: np.ndarray | None) -> str:
+    """The checksum of samples in arrays, which are read a few at a time.
+
+    Args:
+        x: inputs.
+        y: targets.
+        owners: the client of each sample; None where there are no clients.
+    """
+    digest = ContentHash()
+    for start in range(0, len(y), _HASHED_ROWS):
+        rows = slice(start, start + _HASHED_ROWS)
+        digest.update(x[rows], y[rows], () if owners is None else owners[rows].tolist())
+    return digest.hexdigest()
+
+
+_HASHED_ROWS = 8192
 _AGAIN = "delete it and make it again with `rayfl data prepare`"
-
-
-def storage_of(x: np.ndarray) -> Literal["uint8", "int32", "float32"]:
-    """The type in which inputs are stored: pixels, tokens, or numbers."""
-    return "uint8" if x.dtype == np.uint8 else "int32" if np.issubdtype(x.dtype, np.integer) else "float32"
 
 
 def _header(path: Path, schema: pa.Schema) -> PooledHeader:
@@ -196,64 +214,3 @@ def _header(path: Path, schema: pa.Schema) -> PooledHeader:
         return PooledHeader.model_validate(fields)
     except (ValueError, TypeError, KeyError) as error:  # pydantic's is a ValueError
         raise DataError(f"{path} is not a prepared data set of rayfl, or its header is damaged; {_AGAIN}") from error
-
-
-def write_pooled(
-    destination: Path,
-    kind: str,
-    parts: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    num_classes: int,
-    source: str,
-    spec: InputSpec | None = None,
-    domains: Mapping[str, Mapping[str, int]] | None = None,
-) -> PooledHeader:
-    """Writes a file; it takes its name only when it is complete and on the disk.
-
-    Args:
-        destination: the file; an existing one is replaced, a missing folder is made.
-        kind: the data set.
-        parts: by official part, x of shape (n, *shape), uint8 or float32, and y of shape (n,), at least one sample.
-        num_classes: number of labels.
-        source: where the samples came from.
-        spec: of samples that are no images of a class each.
-        domains: by part, the domains in the order of the rows, and how many rows each has.
-
-    Raises:
-        DataError: a label is outside [0, num_classes), or the file cannot be written; nothing is left behind.
-    """
-    digest, of_classes = ContentHash(), spec is None or spec.target == "class"
-    for name, (x, y) in parts.items():
-        if of_classes and len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
-            raise DataError(
-                f"{source}: the labels of the part {name} run from {y.min()} to {y.max()}, but there are {num_classes} "
-                "classes"
-            )
-        digest.update(x, y)
-    x = np.concatenate([x for x, _ in parts.values()]) if len(parts) > 1 else next(iter(parts.values()))[0]
-    y = np.concatenate([y for _, y in parts.values()])
-    header = PooledHeader(
-        kind=kind,
-        shape=x.shape[1:],
-        num_classes=num_classes,
-        storage=storage_of(x),
-        parts={name: PartHeader(rows=len(y), moments=moments_of(x)) for name, (x, y) in parts.items()},
-        source=source,
-        sha256=digest.hexdigest(),
-        domains={name: dict(rows) for name, rows in (domains or {}).items() if rows},
-        **_beyond_images(spec),
-    )
-    schema = header.arrow_schema()
-    values = pa.array(np.ascontiguousarray(x).reshape(-1).astype(header.storage, copy=False))
-    columns = [
-        pa.FixedSizeListArray.from_arrays(values, type=schema.field("x").type),
-        to_column(y, schema.field("y").type),
-    ]
-    with new_file(destination) as file, pa.ipc.new_file(file, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return header
-
-
-def _beyond_images(spec: InputSpec | None) -> dict[str, Any]:
-    if spec is None:
-        return {}
-    return {"target": spec.target, "input": spec.kind, "vocabulary": spec.vocabulary, "padding": spec.padding}

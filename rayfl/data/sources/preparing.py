@@ -1,4 +1,4 @@
-"""Sources of images without clients that are prepared once and then read in place."""
+"""Sources with official parts that are prepared once and then read in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rayfl.data.files.records import SourceFile, read_record, record_path, write
 from rayfl.data.files.whole import locked
 from rayfl.data.sources.base import Samples, Source
 from rayfl.data.sources.download import Progress, silent
-from rayfl.data.sources.pooled_file import Part, PooledFile, write_pooled
+from rayfl.data.sources.pooled_file import Part, PooledFile, PooledHeader
+from rayfl.data.sources.pooled_writing import write_pooled
 from rayfl.data.sources.root import data_root
 from rayfl.errors import ConfigError, DataError
 from rayfl.examples import InputSpec
@@ -50,7 +51,7 @@ class RawFiles:
     """Where a source's files are.
 
     Attributes:
-        folder: what :meth:`PreparedSource._read` is given.
+        folder: what :meth:`PreparedSource._write` is given.
         files: those to put on record.
     """
 
@@ -104,8 +105,8 @@ class PreparableSource(Source):
         """
 
 
-class ImageSource(PreparableSource):
-    """Labelled images with an official train and test part."""
+class PreparedSource(PreparableSource):
+    """Samples of an official train and test part, which one prepared file holds."""
 
     part: Part = Field(
         default="train",
@@ -114,9 +115,6 @@ class ImageSource(PreparableSource):
 
     parts: ClassVar[tuple[str, ...]] = ("train", "test")
     """The official parts that there are."""
-
-    reads_directly: ClassVar[bool] = True
-    """Whether the source's own files can be read at every start, which costs time and memory in every process."""
 
     @property
     def known_spec(self) -> InputSpec | None:
@@ -128,20 +126,6 @@ class ImageSource(PreparableSource):
         """Returns where the prepared file is, or would be."""
         return self.resolved_root / PREPARED / f"{self._stem}.arrow"
 
-    def open(self, streams: RandomStreams | None = None) -> Samples:
-        """The samples of :attr:`part`: memory-mapped if they are prepared, else read from the source's own files.
-
-        Raises:
-            DataError: there is neither, or they are damaged.
-        """
-        if self.prepared_path.exists():
-            return PooledFile(self.prepared_path).samples(self.part)
-        if not self.reads_directly:
-            raise DataError(f"{self.prepared_path} does not exist; {self.how_to_prepare()}")
-        parts = [self._read(self.resolved_root, part) for part in _parts(self.part)]
-        x, y = (np.concatenate(arrays) if len(parts) > 1 else arrays[0] for arrays in zip(*parts, strict=True))
-        return Samples(x, y, self._spec)
-
     def official_test(self, streams: RandomStreams) -> Samples:
         """The part ``test``, if there is one and the clients have the part ``train``."""
         if "test" not in self.parts:
@@ -152,20 +136,24 @@ class ImageSource(PreparableSource):
         check_part(self.part)
         return self.model_copy(update={"part": "test"}).open(streams)
 
+    @abstractmethod
+    def open(self, streams: RandomStreams | None = None) -> Samples:
+        """The samples of :attr:`part`.
+
+        Raises:
+            DataError: they are not there, or are damaged.
+        """
+
     def prepare(self, order: Order) -> Path:
-        """Gets the source's files, unless they are there, and writes both parts into the prepared file."""
+        """Gets the source's files, unless they are there, and writes all parts into the prepared file."""
         path = self.prepared_path
         with locked(path, lambda: order.progress(f"waiting for another process that prepares {path.name}", 0, None)):
             if is_prepared(path, order):
                 _check_same(path, order)
                 return path
             raw = self._obtain(order)
-            found = {part: self._rows(raw.folder, part, order.progress) for part in self.parts}
             source = order.place or str(raw.folder)
-            parts = {part: (rows.x, rows.y) for part, rows in found.items()}
-            domains = {part: rows.domains for part, rows in found.items()}
-            spec = self._spec
-            header = write_pooled(path, self._stem, parts, spec.num_classes, source, spec, domains)
+            header = self._write(path, raw.folder, source, order.progress)
             files = tuple(SourceFile.of(file) for file in raw.files)
             write_record(path, header.sha256, source, files, self._choices())
         return path
@@ -195,6 +183,48 @@ class ImageSource(PreparableSource):
     @abstractmethod
     def _obtain(self, order: Order) -> RawFiles:
         """The source's own files, downloaded if need be."""
+
+    @abstractmethod
+    def _write(self, path: Path, folder: Path, source: str, progress: Progress) -> PooledHeader:
+        """Writes the prepared file.
+
+        Args:
+            path: the prepared file.
+            folder: of the source's own files.
+            source: where these are from, for the record.
+            progress: told how far it is.
+
+        Raises:
+            DataError: the files cannot be read, or nothing can be written.
+        """
+
+
+class ImageSource(PreparedSource):
+    """Labelled images that fit into memory."""
+
+    reads_directly: ClassVar[bool] = True
+    """Whether the source's own files can be read at every start, which costs time and memory in every process."""
+
+    def open(self, streams: RandomStreams | None = None) -> Samples:
+        """The samples of :attr:`part`: memory-mapped if they are prepared, else read from the source's own files.
+
+        Raises:
+            DataError: there is neither, or they are damaged.
+        """
+        if self.prepared_path.exists():
+            return PooledFile(self.prepared_path).samples(self.part)
+        if not self.reads_directly:
+            raise DataError(f"{self.prepared_path} does not exist; {self.how_to_prepare()}")
+        parts = [self._read(self.resolved_root, part) for part in _parts(self.part)]
+        x, y = (np.concatenate(arrays) if len(parts) > 1 else arrays[0] for arrays in zip(*parts, strict=True))
+        return Samples(x, y, self._spec)
+
+    def _write(self, path: Path, folder: Path, source: str, progress: Progress) -> PooledHeader:
+        found = {part: self._rows(folder, part, progress) for part in self.parts}
+        parts = {part: (rows.x, rows.y) for part, rows in found.items()}
+        domains = {part: rows.domains for part, rows in found.items()}
+        spec = self._spec
+        return write_pooled(path, self._stem, parts, spec.num_classes, source, spec, domains)
 
     def _rows(self, folder: Path, part: str, progress: Progress) -> PartRows:
         """Returns what is written of a part."""

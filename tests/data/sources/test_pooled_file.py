@@ -17,7 +17,8 @@ from rayfl.data.images.moments import moments_of
 from rayfl.data.partitions.base import IIDPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.sources.pooled import PooledDataset
-from rayfl.data.sources.pooled_file import PooledFile, write_pooled
+from rayfl.data.sources.pooled_file import PooledFile
+from rayfl.data.sources.pooled_writing import write_pooled, write_rows
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
 
@@ -122,6 +123,37 @@ def test_equal_data_make_equal_files_and_another_pixel_another_checksum(tmp_path
     other = write_pooled(tmp_path / "3.arrow", "toy", {"train": (x, TRAIN[1]), "test": TEST}, 7, "somewhere")
     file = PooledFile(one)
     assert file.content_hash() == file.header.sha256 != other.sha256
+
+
+def test_clients_are_named_in_the_header_and_are_part_of_the_content(tmp_path: Path) -> None:
+    x, y = (np.concatenate(arrays) for arrays in zip(TRAIN, TEST, strict=True))
+    rows = {"train": 30, "test": 11}
+    clients = {"train": {"b": 20, "a": 10}, "test": {"c": 11}}
+    header = write_rows(tmp_path / "1.arrow", "toy", x, y, rows, 7, "somewhere", clients=clients)
+    file = PooledFile(tmp_path / "1.arrow")
+    for part, names in (("train", ["b"] * 20 + ["a"] * 10), ("test", ["c"] * 11)):
+        owners = file.samples(part).clients  # type: ignore[arg-type]
+        assert owners is not None and owners.tolist() == names
+    assert file.content_hash() == header.sha256
+    other = {**clients, "train": {"b": 19, "a": 11}}
+    assert write_rows(tmp_path / "2.arrow", "toy", x, y, rows, 7, "somewhere", clients=other).sha256 != header.sha256
+    write_rows(tmp_path / "3.arrow", "toy", x, y, rows, 7, "somewhere", clients={"train": {"b": 3}, "test": {"c": 1}})
+    with pytest.raises(DataError, match="not those that the header promises"):
+        PooledFile(tmp_path / "3.arrow")
+
+
+def test_parts_that_lie_side_by_side_are_one(tmp_path: Path) -> None:
+    x, y = (np.concatenate(arrays) for arrays in zip(TRAIN, TEST, strict=True))
+    write_rows(tmp_path / "f.arrow", "toy", x, y, {"validation": 9, "train": 21, "test": 11}, 7, "somewhere")
+    file = PooledFile(tmp_path / "f.arrow")
+    for parts, first, last in ((["validation", "train"], 0, 30), (["train", "test"], 9, 41), (["train"], 9, 30)):
+        samples = file.neighbours(parts)
+        np.testing.assert_array_equal(samples.x, x[first:last])
+        np.testing.assert_array_equal(samples.y, y[first:last])
+        assert samples.moments is not None and samples.x.base is not None
+        np.testing.assert_allclose(samples.moments.mean, moments_of(x[first:last]).mean)
+    with pytest.raises(DataError, match="has no part 'other', only validation, train, test"):
+        file.neighbours(["other"])
 
 
 @settings(max_examples=30, deadline=None)
