@@ -34,6 +34,7 @@ from rayfl.data.sources.parquet import ParquetSource
 from rayfl.data.sources.preferences import PreferencesSource
 from rayfl.data.sources.series import SeriesSource, SyntheticSeriesSource
 from rayfl.data.sources.small_tables import BreastCancerSource, DiabetesSource, WineSource
+from rayfl.data.sources.speech_commands import SpeechCommandsSource
 from rayfl.data.sources.subgraphs import NodeGraphSource, SyntheticSubgraphsSource
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
@@ -66,6 +67,7 @@ DatasetConfig = Annotated[
         MedMnistSource,
         HarSource,
         Pamap2Source,
+        SpeechCommandsSource,
         LeafSource,
         SyntheticSource,
         SyntheticLabelsSource,
