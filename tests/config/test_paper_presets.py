@@ -63,7 +63,7 @@ SINGLE = {
     ),
     *("tff-shakespeare", "tff-emnist", "tff-cifar100"),
     *("office-caltech", "domainnet", "camelyon17", "isic2019", "heart-disease", "tcga-brca", "camelyon16"),
-    *("kits19", "lidc", "har", "pamap2", "medmnist"),
+    *("kits19", "lidc", "har", "pamap2", "medmnist", "speech-commands"),
 }
 SIZES = {"mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000, "emnist": 697_932, "tiny_imagenet": 100_000}
 SIZES |= {"fashion_mnist": 60_000, "ag_news": 120_000}

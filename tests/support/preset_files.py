@@ -24,6 +24,7 @@ from rayfl.data.sources.leaf import LeafOptions, import_leaf
 from rayfl.data.sources.medmnist import MedMnistSource
 from rayfl.data.sources.pamap2 import Pamap2Source
 from rayfl.data.sources.preparing import Order
+from rayfl.data.sources.speech_commands import SpeechCommandsSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tff import TffOptions, import_tff
 from rayfl.data.sources.vision import FashionMnistSource, SvhnSource
@@ -35,6 +36,7 @@ from tests.support.har_files import har_files
 from tests.support.image_files import idx, unpacked
 from tests.support.medmnist_files import BREAST, medmnist_arrays, write_medmnist
 from tests.support.pamap2_files import pamap2_files
+from tests.support.speech_made import speech_files
 from tests.support.tff_files import stack_overflow, write_sqlite
 
 RANDOM = np.random.default_rng(0)
@@ -136,6 +138,11 @@ def har(root: Path, patch: pytest.MonkeyPatch) -> None:
 def pamap2(root: Path, patch: pytest.MonkeyPatch) -> None:
     pamap2_files(root / "PAMAP2_Dataset", rows=2000)
     Pamap2Source(root=root).prepare(Order(offline=True))
+
+
+def speech_commands(root: Path, patch: pytest.MonkeyPatch) -> None:
+    speech_files(root / "mine")
+    SpeechCommandsSource(root=root, features="waveform").prepare(Order(place=str(root / "mine"), offline=True))
 
 
 def medmnist(root: Path, patch: pytest.MonkeyPatch) -> None:
@@ -246,6 +253,7 @@ PRESETS: dict[str, tuple[Maker, list[str]]] = {
     "tcga-brca": (tcga_brca, ["train.min_local_steps=5", "train.max_local_steps=5"]),
     "har": (har, []),
     "pamap2": (pamap2, []),
+    "speech-commands": (speech_commands, ["train.clients_per_round=2", "model.width=8"]),
     "medmnist": (medmnist, ["dataset.subset=breastmnist", "partition.num_clients=5", "partition.alpha=1"]),
     "stackoverflow-nwp": (stackoverflow, ["train.clients_per_round=4", "model.hidden=30"]),
     "synthetic": (nothing, ["train.local_epochs=1"]),
