@@ -1,14 +1,19 @@
-"""M5 on waveforms: it is the net of one-dimensional layers, and its maps have the lengths that the paper prints."""
+"""Nets on sound: M5 is the net of one-dimensional layers in the lengths of its paper; others take spectrograms."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
-from rayfl.models.zoo import M5
+from rayfl.models.zoo import M5, ModelConfig
 from tests.support.zoo_inputs import image
 
 
@@ -44,3 +49,16 @@ def test_lengths_are_those_of_table_1() -> None:
 def test_an_image_is_no_waveform() -> None:
     with pytest.raises(ModelError, match=r"model m5 needs waveforms, which have the shape \(channels, 1, times\), but"):
         M5().network(image(1, 28, 10))
+
+
+def test_the_models_that_the_page_names_take_spectrograms() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    named = page.partition("grey images read them; of those in")[2].partition("and those of")[0]
+    names = re.findall(r"`(\w+)`", named)
+    assert len(names) == 14
+    models: TypeAdapter[Any] = TypeAdapter(ModelConfig)
+    further = [{"name": "torchvision", "architecture": "resnet34"}, {"name": "timm", "architecture": "resnet10t"}]
+    for content in [*({"name": name} for name in names), *further]:
+        with torch.device("meta"):
+            model = models.validate_python(content).build(InputSpec("image", (1, 40, 98), 35)).eval()
+            assert model.classify(model.features(torch.zeros(2, 1, 40, 98))).shape == (2, 35)
