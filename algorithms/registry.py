@@ -72,6 +72,7 @@ from algorithms.fedphp import FedPHP
 from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedpub import FedPub
+from algorithms.fedrap import FedRAP
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.fedrolex import FedRolex
@@ -193,6 +194,7 @@ METHODS: dict[str, type[Algorithm]] = {
         GPFL,
         FedProto,
         FedPub,
+        FedRAP,
         FedTGP,
         FedPCL,
         ADCOL,

@@ -16,7 +16,7 @@ from rayfl.engine.updates.requests import Objective
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.models.factorization import OWN_FACTORS
-from rayfl.models.recommenders import USER
+from rayfl.models.recommenders import ITEMS, USER
 from rayfl.models.structural import STRUCTURE
 from rayfl.objectives import TRAINED, loss
 from rayfl.params import Tree
@@ -46,6 +46,7 @@ class PartialModel(Averaging):
         "own_factors",
         "own_factors_and_head",
         "user",
+        "all_but_items",
         "structure",
     ] = setting(
         "last_layer",
@@ -53,8 +54,9 @@ class PartialModel(Averaging):
         "the head: the last linear layer, the model's classifier block (all fully connected layers of a convolutional "
         "net; the SuPerFed tables), nothing, or everything; of a pretrained model's adapters one factor, both, or B "
         "with the last layers (in FedPer: FedSA-LoRA); the second factors of model.factorize=pfedpara, without or with "
-        "the last layer (in FedPer: pFedPara); the vectors of the user in a model that recommends (in FedPer: FCF, "
-        "FedNCF); what reads the structure of graphs (in LG-FedAvg: FedStar); the rest is the body",
+        "the last layer (in FedPer: pFedPara); in a model that recommends the vectors of the user (in FedPer: FCF, "
+        "FedNCF), or all but those of items; what reads the structure of graphs (in LG-FedAvg: FedStar); the rest is "
+        "the body",
     )
 
     def check(self, task: Task, context: RoundContext) -> None:
@@ -70,11 +72,12 @@ class PartialModel(Averaging):
                 f"algorithm.head_group={self.head_group} needs weights W1 * (W2 + 1) with factors of W2 of the "
                 "client's own, and this model has none: set model.factorize=pfedpara (docs/models.md#low-rank-factors)"
             )
-        if self.head_group == USER and USER not in task.network.groups:
-            raise ConfigError(
-                "algorithm.head_group=user is for models with vectors of a user, and this model has none: set "
-                "model=neural_cf or model=matrix_factorization, or head_group=last_layer"
-            )
+        for option, group in ((USER, USER), (_ALL_BUT_ITEMS, ITEMS)):
+            if self.head_group == option and group not in task.network.groups:
+                raise ConfigError(
+                    f"algorithm.head_group={option} is for models with vectors of {_MEANT[group]}, and this model has "
+                    "none: set model=neural_cf or model=matrix_factorization, or head_group=last_layer"
+                )
         if self.head_group == STRUCTURE and STRUCTURE not in task.network.groups:
             raise ConfigError(
                 "algorithm.head_group=structure is for models with a channel that reads the structure of graphs, and "
@@ -97,7 +100,7 @@ class PartialModel(Averaging):
 
     def head(self, network: Network) -> tuple[str, ...]:
         """Names of the tensors of the head."""
-        own = network.groups.get(OWN_FACTORS, ())
+        own, items = (network.groups.get(name, ()) for name in (OWN_FACTORS, ITEMS))
         groups = {
             "last_layer": network.head_names,
             "classifier_block": network.classifier_names,
@@ -107,6 +110,7 @@ class PartialModel(Averaging):
             "lora_b_and_head": network.groups.get("lora_b", ()) + network.groups.get("head", ()),
             "own_factors": own,
             "own_factors_and_head": own + network.head_names,
+            _ALL_BUT_ITEMS: tuple(name for name in network.parameter_names if name not in items),
             **{name: network.groups.get(name, ()) for name in (USER, STRUCTURE)},
         }
         return groups[self.head_group]
@@ -219,6 +223,8 @@ class PartialModel(Averaging):
 _OF_FACTORS = ("lora_a", "lora_b", "lora_b_and_head")
 _OF_ADAPTERS = (*_OF_FACTORS, "adapters")
 _OF_WEIGHTS = ("own_factors", "own_factors_and_head")
+_ALL_BUT_ITEMS = "all_but_items"
+_MEANT = {USER: "a user", ITEMS: "items"}
 
 
 def shared_part(server: Tree) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -17,6 +18,8 @@ from rayfl.models.factorization import Factorizable
 
 USER = "user"
 """Name of the group of a network's parameters that stand for one user."""
+ITEMS = "items"
+"""Name of the group of those that stand for items: a row for each item."""
 _STD = "Standard deviation of the initial vectors of users and items, drawn from a normal distribution around 0."
 _NEEDS = "items of which a user chose one (task=recommendation)"
 
@@ -41,8 +44,8 @@ class MatrixFactorization(Architecture):
         return LatentFactors(spec.vocabulary, self.embedding, self.biases, self.init_std)
 
     def network(self, spec: InputSpec) -> Network:
-        """See the base class; the network has the group ``user``, which is its head."""
-        return _with_user(super().network(spec))
+        """See the base class; the network has the groups ``user``, which is its head, and ``items``."""
+        return _with_groups(super().network(spec), ("items", "item_biases"))
 
 
 class LatentFactors(ClassificationModel):
@@ -112,8 +115,8 @@ class NeuralCF(Factorizable):
         return NeuralFactors(spec.vocabulary, self.factors, self.embedding, self.hidden, self.init_std)
 
     def network(self, spec: InputSpec) -> Network:
-        """See the base class; the network has the group ``user``."""
-        return _with_user(super().network(spec))
+        """See the base class; the network has the groups ``user`` and ``items``."""
+        return _with_groups(super().network(spec), ("factors", "embedding"))
 
 
 class NeuralFactors(ClassificationModel):
@@ -169,6 +172,8 @@ class UserVectors(nn.Module):
             self.register_parameter(name, nn.Parameter(std * torch.randn(size)) if size else None)
 
 
-def _with_user(network: Network) -> Network:
-    network.groups = {**network.groups, USER: under(network.parameter_names, (USER,))}
+def _with_groups(network: Network, tables: Iterable[str]) -> Network:
+    """The network with its groups; the tables have a row for each item."""
+    names = network.parameter_names
+    network.groups = {**network.groups, USER: under(names, (USER,)), ITEMS: under(names, tables)}
     return network

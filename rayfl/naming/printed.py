@@ -73,6 +73,7 @@ PRINTED = {
     "fedproto": "FedProto",
     "fedprox": "FedProx",
     "fedpub": "FED-PUB",
+    "fedrap": "FedRAP",
     "fedrep": "FedRep",
     "fedrod": "Fed-RoD",
     "fedrolex": "FedRolex",

@@ -34,6 +34,7 @@ LATER = {
     ("fedme", "cluster_rounds"): "the rounds are over",
     ("fedphp", "one_sample"): "no mini-batch of the small run's last round has one sample",
     ("fedphp", "skip_first_transfer"): "for clients that take part for the first time",
+    ("fedrap", "own_start"): "for clients that take part for the first time",
     ("fedlesam", "first_previous"): "for clients that take part for the first time",
     ("fltrust", "server_lr"): "nobody is trusted in the small run's last round",
     ("fedrod", "unseen"): "for clients never sampled, of which there are none",

@@ -15,6 +15,7 @@ from algorithms.fednh import FedNH
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedpub import FedPub
+from algorithms.fedrap import FedRAP
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.fedselect import FedSelect
@@ -193,6 +194,15 @@ PARTIAL_MODELS = {
         averages=False,
         relabels=False,
         private=frozenset({"model", "masks"}),
+    ),
+    "fedrap": Case(
+        FedRAP(ramp=2.0),
+        down=body,
+        up=body,
+        uploads=body_names,
+        private=frozenset({"personal", "own"}),
+        averages=False,
+        one_layer=False,
     ),
     "feddbe": Case(FedDBE(mean_weight=0), private=frozenset({"vector"})),
     "feddbe-pulled": Case(
