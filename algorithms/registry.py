@@ -95,6 +95,7 @@ from algorithms.fltrust import FLTrust
 from algorithms.flute import FLUTE
 from algorithms.fml import FML
 from algorithms.gcfl import GCFL
+from algorithms.gpfedrec import GPFedRec
 from algorithms.gpfl import GPFL
 from algorithms.heterofl import HeteroFL
 from algorithms.hetlora import HetLoRA
@@ -195,6 +196,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedProto,
         FedPub,
         FedRAP,
+        GPFedRec,
         FedTGP,
         FedPCL,
         ADCOL,

@@ -97,6 +97,7 @@ PRINTED = {
     "flute": "FLUTE",
     "fml": "FML",
     "gcfl": "GCFL",
+    "gpfedrec": "GPFedRec",
     "gpfl": "GPFL",
     "heterofl": "HeteroFL",
     "hetlora": "HetLoRA",

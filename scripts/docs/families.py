@@ -19,7 +19,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
-        *("fedmtl", "fedap", "fedpub"),
+        *("fedmtl", "fedap", "fedpub", "gpfedrec"),
     ),
     "the model of its cluster, or a mixture of several": (
         *("hypcluster", "cfl", "gcfl", "pacfl", "fesem", "hierfavg", "fedem"),

@@ -73,6 +73,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pfedgraph": {"name": "pfedgraph", "alignment_weight": 0.1, "evaluate": "mixed"},
     "cfl": {"name": "cfl", "mean_norm": 1e9, "max_norm": 0, "split_from": 1},
     "fedpub": {"name": "fedpub", "scale": 3.0},
+    "gpfedrec": {"name": "gpfedrec", "hops": 2},
     "fedrap": {"name": "fedrap", "ramp": 2.0},
     "gcfl": {"name": "gcfl", "mean_norm": 1e9, "max_norm": 0, "split_from": 1, "length": 2},
     "dfedavgm": {"name": "dfedavgm"},

@@ -90,6 +90,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("fedphp", "temperature"): {"transfer": "kd"},
     **{(key, "shares"): {"width_choice": "drawn"} for key in ("heterofl", "fedrolex", "fjord")},
     **{("fjord", key): {"self_distillation": True} for key in ("distillation_weight", "temperature")},
+    ("gpfedrec", "hops"): {"neighbours": 1},
     ("mapper", "select_on"): {"grid": (0.0, 0.3, 0.6, 1.0)},
     ("per_fedavg", "delta"): {"version": "hf"},
     ("pfedfda", "fixed_beta"): {"interpolation": "fixed"},

@@ -63,6 +63,8 @@ METHODS: dict[str, Any] = {
     "fedavg": "fedavg",
     "fedper": {"name": "fedper", "head_group": "user"},
     "fedrep": {"name": "fedrep", "head_group": "user", "head_epochs": 1},
+    "fedrap": {"name": "fedrap", "head_group": "user", "ramp": 1.0},
+    "gpfedrec": {"name": "gpfedrec", "head_group": "all_but_items"},
     "ditto": "ditto",
     "superfed": {"name": "superfed", "mode": "mm", "start": 0.3},
 }

@@ -21,6 +21,7 @@ from algorithms.fedrod import FedRoD
 from algorithms.fedselect import FedSelect
 from algorithms.fedthe import FedTHE
 from algorithms.flute import FLUTE
+from algorithms.gpfedrec import GPFedRec
 from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.pfedfda import PFedFDA
@@ -202,6 +203,17 @@ PARTIAL_MODELS = {
         uploads=body_names,
         private=frozenset({"personal", "own"}),
         averages=False,
+        one_layer=False,
+    ),
+    "gpfedrec": Case(
+        # a client that has taken part is sent a mixture, too: more than in its first round
+        GPFedRec(neighbours=1, hops=2),
+        up=body,
+        uploads=body_names,
+        private=frozenset({"personal", "body"}),
+        averages=False,
+        relabels=False,
+        steady=False,
         one_layer=False,
     ),
     "feddbe": Case(FedDBE(mean_weight=0), private=frozenset({"vector"})),
