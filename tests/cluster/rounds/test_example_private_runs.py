@@ -23,6 +23,7 @@ from rayfl.errors import ConfigError, MethodError
 from rayfl.experiment.parts import Parts
 from rayfl.randomness import RandomStreams
 from rayfl.runs.summary import summary_table
+from tests.support.compiler import NEEDS_COMPILER
 from tests.support.experiments import Interrupt, assert_same, outcome, small_experiment
 
 NOISY = {"example_clip_norm": 0.5, "example_noise_multiplier": 1.0}
@@ -110,7 +111,11 @@ def test_both_kinds_of_privacy_have_an_epsilon_each(tmp_path: Path) -> None:
         ({"system": {"name": "sampled"}}, "leave out system"),
         ({"train": {"drop_last": True}}, "train.drop_last: .*Poisson sampling"),
         ({"train": {"shuffle": False}}, "train.shuffle: .*Poisson sampling"),
-        ({"engine": {"mode": "vectorized", "compile": True}}, "engine.compile: not with privacy.example_clip_norm"),
+        pytest.param(
+            {"engine": {"mode": "vectorized", "compile": True}},
+            "engine.compile: not with privacy.example_clip_norm",
+            marks=NEEDS_COMPILER,
+        ),
         ({"engine": {"mode": "vectorized", "capture": True}}, "engine.capture: not with privacy.example_clip_norm"),
         ({"early_stopping": {"patience": 1}, "holdout": {"validation": 0.2}}, "early_stopping: scores are not private"),
     ],

@@ -124,7 +124,7 @@ def test_runs_without_either_keep_their_fingerprint(tmp_path: Path) -> None:
         ({"method": "fedas"}, "trimmed_mean: not with algorithm.aggregation=fisher: choose samples or uniform"),
         (
             {"algorithm": {"name": "fedavg", "aggregation": "uniform"}, "privacy": {"clip_norm": 1}},
-            "together with privacy it is not defined",
+            "together with noise that the server adds it is not defined",
         ),
         ({"attack": {"share": 0.05, "labels": "random"}}, "attack.share is 0.05, which of 12 clients"),
     ],

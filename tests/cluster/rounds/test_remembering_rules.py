@@ -116,7 +116,7 @@ def test_a_method_cannot_have_the_key() -> None:
         (
             "foolsgold",
             {"privacy": {"clip_norm": 1}, "algorithm": UNIFORM},
-            "foolsgold: together with privacy it is not",
+            "foolsgold: together with noise that the server adds it is not",
         ),
     ],
 )

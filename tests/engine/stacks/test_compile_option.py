@@ -19,12 +19,14 @@ from rayfl.errors import ConfigError, MethodError, ResourceError
 from rayfl.models.base import Network
 from rayfl.models.forward_pass import ForwardPass
 from rayfl.tasks.classification import Classification
+from tests.support.compiler import NEEDS_COMPILER
 from tests.support.experiments import small_experiment
 from tests.support.problems import CPU, VECTOR, Gated, cross_entropy, examples, request
 from tests.support.toy_networks import TwoLayers
 from tests.support.toys import assert_equal
 
 
+@NEEDS_COMPILER
 def test_a_write_to_what_is_only_read_is_found(caplog: pytest.LogCaptureFixture) -> None:
     def writing(model: Any, batch: Any, task: Any, frozen: Any, draw: Any) -> Tensor:
         frozen["seen"].add_(1.0)

@@ -21,6 +21,7 @@ from rayfl.tasks.base import Task
 from rayfl.tasks.classification import Classification
 from tests.engine.stacks.test_stacked_layers import updates_of
 from tests.support.cases import ALGORITHMS, toy_of
+from tests.support.compiler import NEEDS_COMPILER
 from tests.support.own_models import Frozen
 from tests.support.problems import (
     CPU,
@@ -37,6 +38,7 @@ from tests.support.problems import (
 from tests.support.toy_networks import TwoLayers, normalized_layers, recurrent_layers
 from tests.support.toys import assert_close, random_clients
 
+pytestmark = NEEDS_COMPILER
 torch.set_num_threads(1)
 
 IMAGE = InputSpec("image", (1, 6, 6), 4)
