@@ -43,6 +43,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
+# The thread in which TensorBoard writes ends by the error, too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("when", ["at once", "later"])
 def test_tensorboards_disk_may_be_full(
     when: str,
