@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +20,7 @@ from rayfl.data.sources.preparing import Order
 from rayfl.errors import ConfigError, DataError
 from rayfl.randomness import RandomStreams
 from tests.support.har_files import Parts, har_files, har_zip
-from tests.support.server import Server, serving
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("rayfl.data.sources.download.RETRY_PAUSES_S", ())
-    with serving(Server({})) as running:
-        yield running
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
-    return tmp_path / "root"
+from tests.support.server import Server
 
 
 def whole(found: Parts, what: str) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.experiment.parts import Parts
 from rayfl.randomness import RandomStreams
 from tests.support.medmnist_files import BREAST, RETINA, Arrays, medmnist_arrays, write_medmnist
-from tests.support.server import Server, serving
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("rayfl.data.sources.download.RETRY_PAUSES_S", ())
-    with serving(Server({})) as running:
-        yield running
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
-    return tmp_path / "root"
+from tests.support.server import Server
 
 
 def breast(folder: Path, changes: dict[str, Any] | None = None) -> tuple[Path, str, Arrays]:

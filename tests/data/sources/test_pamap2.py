@@ -20,12 +20,6 @@ from tests.support.pamap2_files import PEOPLE, SIGNALS, pamap2_files, pamap2_zip
 WINDOW = 16
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
-    return tmp_path / "root"
-
-
 def opened(*options: str, step: int = 8) -> FederatedDataset:
     dataset = f"dataset={{name: pamap2, window: {WINDOW}, step: {step}}}"
     config = [dataset, "partition=natural", "holdout={test: 0, validation: 0}", "model=har_cnn", "model.kernel=3"]

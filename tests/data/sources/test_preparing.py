@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +33,7 @@ from tests.support.image_files import (
     tiny_files,
     unpacked,
 )
-from tests.support.server import Server, serving
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("rayfl.data.sources.download.RETRY_PAUSES_S", ())
-    with serving(Server({})) as running:
-        yield running
+from tests.support.server import Server
 
 
 @pytest.fixture

@@ -27,12 +27,6 @@ EVERYBODY = sorted(speaker for speakers in SPEAKERS.values() for speaker in spea
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
-    return tmp_path / "root"
-
-
-@pytest.fixture
 def made(root: Path) -> Made:
     return speech_files(root / "speech_commands_v0.02")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +15,8 @@ from rayfl.data.sources.preparing import Order
 from rayfl.data.sources.speech_commands import SpeechCommandsSource
 from rayfl.data.sources.speech_files import part_of
 from rayfl.errors import DataError
-from tests.support.server import Server, serving
+from tests.support.server import Server
 from tests.support.speech_made import SPEAKERS, Made, damaged_archive, speech_archive, speech_files, write_wav
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("rayfl.data.sources.download.RETRY_PAUSES_S", ())
-    with serving(Server({})) as running:
-        yield running
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
-    return tmp_path / "root"
 
 
 @pytest.fixture

@@ -17,12 +17,6 @@ from rayfl.data.files.whole import file_digest
 from tests.support.speech_made import speech_archive, speech_files
 
 
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "root"))
-    return tmp_path / "root"
-
-
 def prepared(folder: Path, *options: str) -> None:
     """Prepares an archive as a user does who has it elsewhere."""
     speech_files(folder / "unpacked")
