@@ -48,7 +48,7 @@ class PrivacyConfig(BaseModel):
     accountant: Accountant = Field(
         "rdp",
         description="how epsilon is computed, of clients and of samples: rdp: by Renyi divergences, in milliseconds; "
-        "prv: by numerical composition, which is smaller by a tenth or more, in up to some seconds",
+        "prv: by numerical composition, which is smaller, in some seconds",
     )
     noise: Noise = Field(
         "independent",
