@@ -70,14 +70,25 @@ def decode_images(
             raise _other_size(place(position), own, place(0), size, remedy)
         try:
             with Image.open(io.BytesIO(read(position))) as image:
-                converted = image.convert(mode)
-                pixels = np.asarray(converted if own == size else converted.resize(size, Image.Resampling.BILINEAR))
+                result[position] = pixels_of(image, mode, size)
         except (OSError, ValueError, SyntaxError) as error:
             raise _undecodable(place(position), error) from error
-        result[position] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
         if position % 256 == 0 or position + 1 == count:
             progress(position + 1)
     return result
+
+
+def pixels_of(image: Image.Image, mode: str, size: tuple[int, int]) -> np.ndarray:
+    """Returns an image's pixels, uint8 of shape (channels, height, width).
+
+    Args:
+        image: read, or to be read.
+        mode: L for one grey channel, RGB for three of colours.
+        size: width and height to which it is brought (bilinear, without keeping its proportions).
+    """
+    converted = image.convert(mode)
+    pixels = np.asarray(converted if image.size == size else converted.resize(size, Image.Resampling.BILINEAR))
+    return pixels[np.newaxis] if mode == "L" else pixels.transpose(2, 0, 1)
 
 
 def decode_masks(count: int, read: Callable[[int], bytes], place: Callable[[int], str]) -> np.ndarray:

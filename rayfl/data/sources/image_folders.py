@@ -159,7 +159,6 @@ class OfficeCaltechSource(ImageFolders):
     The domains are amazon, caltech, dslr and webcam. There is no official test part.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("train",)
     layout: ClassVar[re.Pattern[str]] = re.compile(
         r"(?:^|/)(?P<domain>amazon|caltech|dslr|webcam)/(?:images/)?(?P<label>[a-z_]+)/[^/]+\.(?:jpg|png)$"
     )
@@ -173,6 +172,11 @@ class OfficeCaltechSource(ImageFolders):
         default="office_caltech", description="The photographs of Office-Caltech10."
     )
     side: int = Field(default=256, ge=8, le=1024, description="Height and width in pixels that images are brought to.")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """See the base class."""
+        return ("train",)
 
     @property
     def _side(self) -> int:

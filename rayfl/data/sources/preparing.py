@@ -113,8 +113,10 @@ class PreparedSource(PreparableSource):
         description="The official part whose samples are divided among the clients; both: train, then test.",
     )
 
-    parts: ClassVar[tuple[str, ...]] = ("train", "test")
-    """The official parts that there are."""
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Returns the official parts that there are."""
+        return "train", "test"
 
     @property
     def known_spec(self) -> InputSpec | None:

@@ -39,6 +39,7 @@ from rayfl.data.sources.subgraphs import NodeGraphSource, SyntheticSubgraphsSour
 from rayfl.data.sources.synthetic import SyntheticSource
 from rayfl.data.sources.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tiny_imagenet import TinyImageNetSource
+from rayfl.data.sources.torchvision_set import TorchvisionSetSource
 from rayfl.data.sources.tu_graphs import TuGraphsSource
 from rayfl.data.sources.vision import FashionMnistSource, MnistSource, SvhnSource
 
@@ -65,6 +66,7 @@ DatasetConfig = Annotated[
         Camelyon17Source,
         Isic2019Source,
         MedMnistSource,
+        TorchvisionSetSource,
         HarSource,
         Pamap2Source,
         SpeechCommandsSource,

@@ -46,7 +46,6 @@ class SpeechCommandsSource(PreparedSource):
     divide speakers, so nobody has clips in two of them.
     """
 
-    parts: ClassVar[tuple[str, ...]] = PARTS
     sha256: ClassVar[dict[str, str]] = {
         "v0.01": "743935421bb51cccdb6bdd152e04c5c70274e935c82119ad7faeec31780d811d",
         "v0.02": "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
@@ -100,6 +99,11 @@ class SpeechCommandsSource(PreparedSource):
                 f"{1000 / self.window_ms:g} Hz apart; set fewer mels or a larger window_ms"
             )
         return self
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """See the base class."""
+        return PARTS
 
     def open(self, streams: RandomStreams | None = None) -> Samples:
         """The samples of :attr:`part`; they are prepared first if the archive or its folder is in the data root."""
