@@ -16,6 +16,7 @@ from rayfl.data.partitions.base import NaturalPartition
 from rayfl.data.partitions.grouped import DomainsPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
+from rayfl.data.partitions.owners import places_by_owner
 from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.base import NaturalPath, Samples, Source
 from rayfl.data.sources.custom import CustomSource
@@ -142,9 +143,10 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
     else:
         natural = _natural(config)
         owners, owner = np.unique(samples.clients, return_inverse=True)
-        kept = natural.chosen(np.bincount(owner), streams)
+        places = places_by_owner(owner, len(owners))
+        kept = natural.chosen(np.array([len(own) for own in places]), streams)
         names = [str(owners[client]) for client in kept]
-        parts = [np.flatnonzero(owner == client) for client in kept]
+        parts = [places[client] for client in kept]
     return PooledDataset(x, y, spec, parts, config.holdout, streams, config.noise, None, preprocess, names)
 
 

@@ -47,6 +47,19 @@ def test_a_function_with_clients_keeps_them() -> None:
         opened(own("with_clients"))
 
 
+def test_samples_are_not_gone_through_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, plain = list[int](), np.flatnonzero
+
+    def counted(values: Any) -> np.ndarray:
+        passes.append(len(values))
+        return plain(values)
+
+    monkeypatch.setattr(np, "flatnonzero", counted)
+    dataset = opened(own("with_many_clients"), partition="natural", holdout={"test": 0.25, "validation": 0})
+    assert (dataset.sizes() == [3, 0, 1]).all() and dataset.num_clients == 500
+    assert passes.count(4 * 500) < 5
+
+
 def test_a_whole_data_set_is_used_as_it_is() -> None:
     assert opened(own("whole"), partition="natural").num_clients == 5
     for section in (

@@ -26,6 +26,11 @@ def from_seed(seed: int) -> tuple[Any, ...]:
     return torch.full((40, 1, 2, 2), seed, dtype=torch.uint8), torch.arange(40) % 4, 4
 
 
+def with_many_clients(seed: int) -> Any:
+    owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(500), 4))
+    return np.ones((2000, 6), np.float32), owner % 3, 3, owner
+
+
 def with_clients(streams: RandomStreams) -> tuple[Any, ...]:
     x, y, num_classes = from_streams(streams)
     return x, y, num_classes, ["zoe" if row % 4 else "ann" for row in range(40)]

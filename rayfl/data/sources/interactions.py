@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl.data.interactions import InteractionDataset, Unknown
+from rayfl.data.partitions.owners import places_by_owner
 from rayfl.data.sources.base import Source
 from rayfl.data.sources.interaction_files import read_interactions
 from rayfl.data.sources.made_up import client_names
@@ -96,7 +97,7 @@ class InteractionsSource(Source):
                 f"(with its rating, if there is one, at least dataset.threshold) is {counts.max()}: lower one of them"
             )
         found, left_out = found.kept(enough[found.users]).renumbered(), int((~enough).sum())
-        parts = np.split(np.argsort(found.users, kind="stable"), np.cumsum(np.bincount(found.users))[:-1])
+        parts = places_by_owner(found.users, len(found.user_names))
         if self.time is None:
             parts = [
                 part[streams.generator("holdout", client=client).permutation(len(part))]

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from rayfl.data.partitions.owners import places_by_owner
 from rayfl.data.series import Series
 from rayfl.data.sources.series_borders import places_of
 from rayfl.data.sources.series_calendar import Cycle, calendar_of
@@ -129,8 +130,7 @@ def read_long(files: Sequence[Path], client: str | None, targets: Sequence[str],
     _refuse_unlike(files, times)
     source = np.repeat(np.arange(len(files)), [len(one) for one in times])
     known, owner = np.unique(np.concatenate(names).astype(str), return_inverse=True)
-    order = np.argsort(owner, kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(owner))[:-1])
+    parts = places_by_owner(owner, len(known))
     all_times, all_values = np.concatenate(times), np.concatenate(values)
     return [
         Measured(str(name), all_times[part], all_values[part], columns, files[source[part[0]]])

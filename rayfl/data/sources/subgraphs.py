@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from rayfl.data.communities import communities
 from rayfl.data.graphs import Graph, GraphRows
+from rayfl.data.partitions.owners import places_by_owner
 from rayfl.data.sources.base import Source
 from rayfl.data.sources.made_up import client_names
 from rayfl.data.sources.node_files import NodeTable, read_nodes
@@ -81,7 +82,7 @@ class NodeGraphSource(_OwnSplits):
         folder = located(self.path.expanduser())
         found = read_nodes(folder, self.node, self.label, self.client, self.split)
         names, whose = self._divided(found, folder, streams)
-        parts = [np.flatnonzero(whose == client) for client in range(len(names))]
+        parts = places_by_owner(whose, len(names))
         given, labels = found.splits, [found.labels[part] for part in parts]
         if given is None:
             splits = [self._drawn(own, *who, streams) for own, who in zip(labels, enumerate(names), strict=True)]

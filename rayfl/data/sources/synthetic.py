@@ -52,18 +52,20 @@ class SyntheticSource(Source):
         x is float32 of shape (N, dimension).
         """
         digits = len(str(self.num_clients - 1))
-        drawn = [self._client(client, streams) for client in range(self.num_clients)]
         names = np.array([f"{client:0{digits}d}" for client in range(self.num_clients)])
-        return Samples(
-            np.concatenate([x for x, _ in drawn]),
-            np.concatenate([y for _, y in drawn]),
-            InputSpec("image", (self.dimension,), self.num_classes),
-            np.repeat(names, [len(y) for _, y in drawn]),
-        )
+        sizes = [_size(streams.generator("synthetic", client=client)) for client in range(self.num_clients)]
+        # Filled in place: two copies of all samples at a time may be more than the memory holds.
+        x = np.empty((sum(sizes), self.dimension), dtype=np.float32)
+        y = np.empty(len(x), dtype=np.int64)
+        stop = 0
+        for client, size in enumerate(sizes):
+            start, stop = stop, stop + size
+            x[start:stop], y[start:stop] = self._client(client, streams)
+        return Samples(x, y, InputSpec("image", (self.dimension,), self.num_classes), np.repeat(names, sizes))
 
     def _client(self, client: int, streams: RandomStreams) -> tuple[np.ndarray, np.ndarray]:
         generator = streams.generator("synthetic", client=client)
-        size = _FEWEST_SAMPLES + int(generator.lognormal(_SIZE_MEAN, _SIZE_DEVIATION))
+        size = _size(generator)
         shape = (self.dimension, self.num_classes)
         if self.iid:
             shared = streams.generator("synthetic")
@@ -78,3 +80,8 @@ class SyntheticSource(Source):
         # Without BLAS, whose sums depend on its number of threads: all processes have to find the same labels.
         scores = np.einsum("nd,dc->nc", x, weights) + biases
         return x.astype(np.float32), scores.argmax(axis=1)
+
+
+def _size(generator: np.random.Generator) -> int:
+    """Draws how many samples a client has: the first number of its generator."""
+    return _FEWEST_SAMPLES + int(generator.lognormal(_SIZE_MEAN, _SIZE_DEVIATION))
