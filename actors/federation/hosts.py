@@ -26,8 +26,8 @@ from rayfl.storage.manifest import StoredFile
 
 _log = logging.getLogger("rayfl")
 _UNDER_WAY = 3
-"""Pieces with payloads that a host is given at a time: while it runs one, the next are there. All at once would put the
-payloads of all clients into Ray's object store."""
+"""Pieces that a host is given at a time: while it runs one, the next are there. All at once would put the payloads of all
+clients into Ray's object store; and hosts in this process would have run all of them before the first result is told."""
 
 
 class Hosts:
@@ -79,8 +79,8 @@ class Hosts:
             broadcast: keyword arguments equal for all.
             payloads: further keyword arguments by client.
             at_a_time: splits a host's share into pieces of that many clients. Only for procedures that change no state:
-                every piece carries all states that move to its host, since pieces may start in any order. Where there
-                are payloads, a host is given a few pieces at a time.
+                every piece carries all states that move to its host, since pieces may start in any order. A host is
+                given a few pieces at a time.
             alone: clients that run before the others, one at a time, while all hosts are idle otherwise.
 
         Raises:
@@ -111,7 +111,7 @@ class Hosts:
         waiting = [_pieces(share, at_a_time) for share in shares]
         owing = [set[int]() for _ in shares]
 
-        def submit(host: int, count: int | None) -> None:
+        def submit(host: int, count: int) -> None:
             for piece in itertools.islice(waiting[host], count):
                 own = trees_of(payloads, piece)  # lives on, since what is made goes by the ids of its tensors
                 made: dict[int, np.ndarray] = {}  # an array given to several clients is sent once
@@ -125,7 +125,7 @@ class Hosts:
                 handles[merging.submit(host, share, common, *moves.get(host, []))] = host
 
         for host in range(hosts):
-            submit(host, _UNDER_WAY if payloads else None)
+            submit(host, _UNDER_WAY)
         try:
             for host, result in self._collected(handles):
                 owing[host] -= result.seconds.keys()
