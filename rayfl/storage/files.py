@@ -116,7 +116,9 @@ class Storage:
             RunError: when it cannot be read, naming it.
         """
         filesystem, target = self._target(path)
-        with _as_run_error("read", target, FileNotFoundError), filesystem.open_input_stream(target) as stream:
+        # Of a file the size is known: a stream is read in chunks, which are then joined, so that it is there twice.
+        opened = filesystem.open_input_file if isinstance(filesystem, fs.LocalFileSystem) else filesystem.open_input_stream
+        with _as_run_error("read", target, FileNotFoundError), opened(target) as stream:
             data: bytes = stream.read()
         return data
 

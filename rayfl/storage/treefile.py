@@ -44,7 +44,7 @@ def dumps(tree: Mapping[str, Any]) -> bytes:
 
 
 def loads(data: bytes, name: str) -> Tree:
-    """The inverse of :func:`dumps`.
+    """The inverse of :func:`dumps`; needs the bytes of the content and of its largest tensor in addition to these.
 
     Args:
         data: the file's content.
@@ -58,8 +58,9 @@ def loads(data: bytes, name: str) -> Tree:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + size])[_RESERVED][_HEADER])
         numbers, order = header["numbers"], header["order"]
-        # Copies: the alignment of a tensor depends on its place in the file, and must not affect a resumed run.
-        return from_leaves({path: tensors[path].clone() if path in tensors else numbers[path] for path in order})
+        # Copies: the alignment of a tensor depends on its place in the file, and must not affect a resumed run. What
+        # was copied goes at once, so that at most one tensor is there twice beside the content.
+        return from_leaves({path: tensors.pop(path).clone() if path in tensors else numbers[path] for path in order})
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DamageError(f"{name} is damaged or not a rayfl tree file: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,19 @@ def test_write_and_read(storage: Storage, tmp_path: Path) -> None:
     storage.write("a/b/file", b"")
     assert storage.read("a/b/file") == b""
     assert storage.local_path == tmp_path / "runs"
+
+
+def test_a_local_file_is_in_memory_once_while_it_is_read(tmp_path: Path) -> None:
+    size = 4 << 20
+    storage = Storage(str(tmp_path))
+    storage.write("x", bytes(size))
+    storage.read("x")  # imports
+    tracemalloc.start()
+    try:
+        assert len(storage.read("x")) == size
+        assert size <= tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_names_exists_delete(storage: Storage) -> None:

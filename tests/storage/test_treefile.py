@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfl.engine.updates.flat import Layout
 from rayfl.errors import RunError
@@ -132,6 +134,43 @@ def test_what_is_read_lies_like_fresh_tensors_and_may_be_changed() -> None:
         assert leaf.data_ptr() % 64 == 0
         leaf.add_(1.0)
     assert_equal(loads(data, "tree"), tree)
+
+
+class CopiedBytes(TorchDispatchMode):
+    """Adds up what is copied, and notes the most that was there with what Python holds.
+
+    Attributes:
+        copied: bytes.
+        most: bytes of Python's objects and of copies at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied = self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten.clone.default:
+            self.copied += found.nbytes
+            self.most = max(self.most, self.copied + tracemalloc.get_traced_memory()[0])
+        return found
+
+
+def test_reading_holds_no_third_copy() -> None:
+    """The content, its tensors, and one of these twice while it is copied."""
+    each, count = 1 << 20, 16
+    data = dumps({str(client): {"w": torch.zeros(each // 4)} for client in range(count)})
+    with CopiedBytes():
+        loads(data, "tree")  # the first use of such a mode imports much
+    tracemalloc.start()
+    try:
+        with CopiedBytes() as copies:
+            loads(data, "tree")
+        most = max(copies.most, tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert copies.copied == count * each
+    assert count * each < most < (count + 2) * each  # the content was there before
 
 
 def test_the_graph_is_left_behind() -> None:
