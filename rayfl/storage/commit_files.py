@@ -113,7 +113,8 @@ def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, cop
     Args:
         place: the folder of the run, or of its copies.
         files: the files.
-        thoroughly: whether to read them all, and compare their checksums.
+        thoroughly: whether to read them all, and compare their checksums. They are read piece by piece, so that the
+            memory this takes depends on no file's size; the log says how much it is.
         copied: whether there is another folder, so that a file that cannot be read counts as damaged. Else it may be
             read the next time, and nothing must be given up for it.
 
@@ -140,7 +141,9 @@ def damage_in(place: Storage, files: Sequence[StoredFile], thoroughly: bool, cop
             return str(error)
         return "" if same else f"{_label(place, file.name)} is damaged: its SHA-256 has changed"
 
-    if thoroughly:
+    if thoroughly and present:
+        size = sum(sizes[file.name] for file in present)
+        _log.info("comparing checksums in %s/%s: %d files, %s bytes", place.uri, FOLDER, len(present), f"{size:,}")
         with ThreadPoolExecutor(_READERS) as readers:
             problems = readers.map(changed, present)
             found |= {file.name: problem for file, problem in zip(present, problems, strict=True) if problem}

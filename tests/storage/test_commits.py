@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.errors import DamageError, RunError
 from rayfl.params import Tree
+from rayfl.storage import files
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.manifest import FORMAT_VERSION
@@ -41,6 +45,26 @@ def test_round_trip(store: CommitStore, tmp_path: Path) -> None:
     assert_equal(other.read_states(manifest.states[4]), {0: state(2.0), 4: state(1.0)})
     assert_equal(other.read_states(manifest.states[11]), {11: state(3.0)})
     assert other.read(manifest.tables["rounds"][0]) == b"table 3"
+
+
+def test_checksums_are_compared_piece_by_piece_and_the_log_says_of_how_much(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 1 << 16)
+    store = CommitStore(Storage(str(tmp_path)))
+    written = store.write_states(1, 0, {client: {"w": torch.zeros(1 << 18)} for client in range(8)})
+    whole = commit(store, 1, {}).model_copy(update={"states": dict.fromkeys(range(8), written)})
+    store.damage(whole, thoroughly=True)  # imports
+    tracemalloc.start()
+    try:
+        with caplog.at_level(logging.INFO, "rayfl"):
+            assert store.damage(whole, thoroughly=True) == {}
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < written.size / 4
+    size = sum(file.size for file in whole.stored())
+    assert f"comparing checksums in {tmp_path}/commits: {len(whole.stored())} files, {size:,} bytes" in caplog.text
 
 
 def test_a_run_without_commits(store: CommitStore) -> None:
