@@ -23,7 +23,7 @@ from actors.processes.ray_pool import RayPool
 from algorithms.registry import Experiment
 from cluster.planning.balance import hosts_of
 from cluster.planning.measuring import plan_run
-from cluster.planning.shared_storage import SharedFolder
+from cluster.planning.shared_storage import SharedFolder, all_ready
 from cluster.rounds.claim import claim_folder
 from cluster.rounds.driver import Driver
 from cluster.rounds.extending import extend
@@ -243,7 +243,7 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
             sent,
             plan.options,
             config.run_name,
-            lambda: all(place.ready() for place in places),
+            lambda: all_ready(places),
             parts.dataset.content_hash(),
         )
         try:

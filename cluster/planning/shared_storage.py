@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +29,17 @@ def check_shared_storage(
     SharedFolder(storage, timeout_s, option, labels).check()
 
 
+def all_ready(places: Sequence[SharedFolder]) -> bool:
+    """Returns whether all nodes of now see all folders; raises as :meth:`SharedFolder.ready`.
+
+    Nodes that have just joined are asked about all of them before any answer is waited for, so that several folders take
+    no longer than one.
+    """
+    for place in places:
+        place.ask()
+    return all([place.ready() for place in places])
+
+
 class SharedFolder:
     """A folder that must be one place for all nodes that a run uses.
 
@@ -51,7 +62,7 @@ class SharedFolder:
     ) -> None:
         self._storage, self._timeout_s, self._option, self._labels = storage, timeout_s, option, labels or {}
         self._proven = set[str]()
-        self._probe, self._since = "", 0.0
+        self._probe, self._since, self._waited_for = "", 0.0, False
         self._asked: dict[Any, str] = {}
 
     def check(self) -> None:
@@ -63,19 +74,20 @@ class SharedFolder:
         """Returns whether all nodes of now see the folder; False while some have not answered yet.
 
         Args:
-            patience_s: seconds to wait for answers; None: a few if nodes are asked only now, and none if they were
-                asked before.
+            patience_s: seconds to wait for answers; None: until a few seconds after nodes were asked, and not at all if
+                they were waited for before.
 
         Raises:
             ResourceError: naming the folder and the nodes on which it is missing, another one or read-only, or which
                 did not answer in time.
             RunError: when the folder cannot be written here.
         """
-        before = bool(self._asked)
-        if not before and not self._ask():
+        if not self.ask():
             return True
         if patience_s is None:
-            patience_s = 0.0 if before else FIRST_WAIT_S
+            left_s = max(self._since + FIRST_WAIT_S - time.monotonic(), 0.0)
+            patience_s = 0.0 if self._waited_for else left_s
+        self._waited_for = True
         late = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=patience_s)[1]
         if late and time.monotonic() - self._since < self._timeout_s:
             return False
@@ -92,12 +104,21 @@ class SharedFolder:
                 self._storage.delete(self._probe)
         self._asked = {}
 
-    def _ask(self) -> bool:
-        """Asks the nodes that have not shown yet that they see the folder; returns whether there are such nodes."""
+    def ask(self) -> bool:
+        """Asks the nodes that have not shown yet that they see the folder, unless they were asked before.
+
+        Returns:
+            Whether there are such nodes.
+
+        Raises:
+            RunError: when the folder cannot be written here.
+        """
+        if self._asked:
+            return True
         ids = [node["NodeID"] for node in self._nodes() if node["NodeID"] not in self._proven]
         if set(ids) <= {ray.get_runtime_context().get_node_id()}:
             return False
-        self._probe, self._since = f".probe-{uuid.uuid4().hex}", time.monotonic()
+        self._probe, self._since, self._waited_for = f".probe-{uuid.uuid4().hex}", time.monotonic(), False
         self._storage.write(self._probe, self._probe.encode())
         visit: Any = ray.remote(visit_storage)
         # No CPU: nodes that are full, or have none to give, are asked too.

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 import ray
 
-from cluster.planning.shared_storage import FIRST_WAIT_S, SharedFolder, check_shared_storage, visit_storage
+from cluster.planning import shared_storage
+from cluster.planning.shared_storage import (
+    FIRST_WAIT_S,
+    SharedFolder,
+    all_ready,
+    check_shared_storage,
+    visit_storage,
+)
 from rayfl.errors import ResourceError
 from rayfl.storage.files import Storage
 
@@ -113,7 +120,7 @@ def test_nodes_that_have_joined_are_asked_once_and_waited_for_shortly(
     monkeypatch.setattr(ray, "wait", slow)
     late.append(True)
     assert not place.ready() and not place.ready()
-    assert waited == [FIRST_WAIT_S, 0.0]
+    assert waited == pytest.approx([FIRST_WAIT_S, 0.0], abs=1.0)
     assert len(list(tmp_path.glob(".probe-*"))) == 1  # one question, however often its answer is looked for
     late.clear()
     assert place.ready() and not list(tmp_path.iterdir())
@@ -125,6 +132,26 @@ def test_nodes_that_have_joined_are_asked_once_and_waited_for_shortly(
     assert not place.ready()
     place.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_two_folders_are_waited_for_as_long_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the driver's"))
+    folders, seconds, waited = [tmp_path / "runs", tmp_path / "copies"], [100.0], list[float]()
+    places = [SharedFolder(Storage(str(folder)), 60) for folder in folders]
+
+    def silent(tasks: list[Any], **options: Any) -> Any:
+        assert all(list(folder.glob(".probe-*")) for folder in folders)  # both were asked about before
+        waited.append(options["timeout"])
+        seconds[0] += options["timeout"]
+        return [], tasks
+
+    monkeypatch.setattr(ray, "wait", silent)
+    monkeypatch.setattr(shared_storage, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    assert not all_ready(places) and not all_ready(places)
+    assert waited == [FIRST_WAIT_S, 0.0, 0.0, 0.0]
+    for place in places:
+        place.close()
 
 
 @pytest.mark.usefixtures("local_ray")
