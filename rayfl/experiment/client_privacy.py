@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import statistics
-from collections import Counter
 
 from rayfl.config.beginning import branch_of
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.privacy import INSTALL, epsilon, local_epsilon, promise
-from rayfl.engine.updates.cohorts import cohort_of
+from rayfl.engine.updates.cohorts import attendances
 from rayfl.randomness import RandomStreams
 
 _log = logging.getLogger("rayfl")
@@ -61,9 +60,8 @@ def warn_of_delta(option: str, delta: float) -> None:
         _log.warning("%s: with a probability of %.2g a client may be promised nothing: set it lower", option, delta)
 
 
-def _attendances(config: ExperimentConfig, clients: int, rounds: int) -> list[int]:
+def _attendances(config: ExperimentConfig, clients: int, rounds: int) -> tuple[int, ...]:
     """Returns in how many of the first rounds each client is sampled."""
     train, streams = config.train, RandomStreams(config.seed, branch=branch_of(config.init, config.privacy))
     sizes = (train.clients_per_round, train.min_clients_per_round)
-    attended = Counter(k for t in range(rounds) for k in cohort_of(streams, t, clients, *sizes, train.sampling))
-    return [attended[client] for client in range(clients)]
+    return attendances(streams, rounds, clients, *sizes, train.sampling)

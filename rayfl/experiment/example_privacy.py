@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 
 from rayfl.config.beginning import branch_of
@@ -13,7 +12,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.example_accounting import example_epsilon
 from rayfl.engine.privacy import INSTALL
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.updates.cohorts import cohort_of
+from rayfl.engine.updates.cohorts import attendances
 from rayfl.errors import ConfigError
 from rayfl.experiment.client_privacy import warn_of_delta
 from rayfl.randomness import RandomStreams
@@ -72,8 +71,7 @@ def example_epsilons(config: ExperimentConfig, samples: Sequence[int], rounds: i
     train, clients, method = config.train, len(samples), config.algorithm
     sizes = (train.clients_per_round, train.min_clients_per_round)
     streams = RandomStreams(config.seed, branch=branch_of(config.init, config.privacy))
-    cohorts = [] if planned else [cohort_of(streams, t, clients, *sizes, train.sampling) for t in range(rounds)]
-    attended = Counter(client for cohort in cohorts for client in cohort)
+    attended = () if planned else attendances(streams, rounds, clients, *sizes, train.sampling)
     found = []
     for client, own in enumerate(map(int, samples)):
         times = (rounds if planned else attended[client]) + method.rounds_of_everybody(rounds)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -39,6 +41,25 @@ def cohort_of(
         order = streams.generator("sampling").permutation(clients)
         return sorted(int(client) for client in order[(round * size + np.arange(size)) % clients])
     return streams.drawn("sampling", round, clients, size, None if least is None else min(least, size))
+
+
+@lru_cache(maxsize=4)
+def attendances(
+    streams: RandomStreams,
+    rounds: int,
+    clients: int,
+    wanted: int | Literal["all"],
+    least: int | None = None,
+    sampling: Sampling = "fixed",
+) -> tuple[int, ...]:
+    """Returns in how many of the first rounds each client is sampled; arguments are those of :func:`cohort_of`.
+
+    All rounds are drawn, which takes time in long runs: what was drawn last is kept, since the checks of a run, its log
+    and its summary ask for the same.
+    """
+    drawn = (cohort_of(streams, round, clients, wanted, least, sampling) for round in range(rounds))
+    attended = Counter(client for cohort in drawn for client in cohort)
+    return tuple(attended[client] for client in range(clients))
 
 
 def cyclic_attendances(clients: int, size: int, rounds: int) -> Iterator[np.ndarray]:

@@ -12,6 +12,7 @@ from rich.console import Console
 import rayfl
 from algorithms.registry import METHODS
 from rayfl.engine.privacy import local_epsilon
+from rayfl.engine.updates.cohorts import attendances
 from rayfl.errors import ConfigError
 from rayfl.runs.finding import load_run
 from rayfl.runs.participation import participants
@@ -41,6 +42,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson", "cyclic"])
 def test_epsilon_is_that_of_the_client_that_was_in_the_most_rounds(tmp_path: Path, sampling: str) -> None:
+    attendances.cache_clear()
     result = rayfl.run(private(tmp_path, "run", train={"sampling": sampling}))
     took_part = participants(load_run(result.path, METHODS))
     assert took_part is not None
@@ -53,6 +55,7 @@ def test_epsilon_is_that_of_the_client_that_was_in_the_most_rounds(tmp_path: Pat
     said = f"local epsilon = {result.epsilon:.2f} for the client that is in most of the 4 rounds ({most})"
     assert said in printed
     assert "at delta = 0.1, against everybody who sees its messages, the server too" in printed
+    assert attendances.cache_info().misses == 1  # all rounds are drawn once for checks, log, result and summary
 
 
 def test_a_round_without_clients_changes_nothing(tmp_path: Path) -> None:
