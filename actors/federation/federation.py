@@ -242,7 +242,7 @@ class Federation(Clients):
                 self.costs.add(result)
                 for client, size in result.upload_bytes.items():
                     self.traffic.add(client, up=size)
-                self.updates.add(result.updates)
+                self.updates.add(result.updates, job.round, call.procedure)
                 replies.within += result.within
                 for group, part in result.totals.items():
                     merge(replies.totals.setdefault(group, ExactSum()), part, job.round, call.procedure)

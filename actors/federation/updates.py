@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from algorithms.clients import merge
 from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.models.pretrained.products import product_error
 from rayfl.params import Tree
@@ -13,9 +14,9 @@ class Updates:
     def __init__(self) -> None:
         self._sum = ExactSum()
 
-    def add(self, part: ExactSum) -> None:
-        """Adds a host's sum."""
-        self._sum.merge(part)
+    def add(self, part: ExactSum, round: int, procedure: str) -> None:
+        """Adds a host's sum; raises as :func:`algorithms.clients.merge`."""
+        merge(self._sum, part, round, procedure)
 
     def variance(self) -> float | None:
         """Returns the total variance of the updates, sum of ||D_k - mean D||^2; None if the method reports none."""

@@ -74,6 +74,9 @@ def found_of(
         raise update
     if update is not None:
         result.update = Inspected.of(update, known)
+        # The sums for the variance of updates have squared norms, which leave their range before messages do.
+        if job.summands > 1 and not result.update.fits(job.summands if job.skips else 1):
+            raise OverflowError(f"its update: {too_large(update)}")
     if client.published:
         check_predictors(client.published, f"{job.procedure} (client.publish)")
         result.scores = scorer.score_rest(client.published, job.splits, samples.of(client.id), scored)

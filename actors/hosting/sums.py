@@ -75,7 +75,7 @@ def merge_sums(parts: Sequence[PartialSums], round: int, procedure: str) -> Part
     for part in parts:
         for group, total in part.totals.items():
             merge(whole.totals.setdefault(group, ExactSum()), total, round, procedure)
-        whole.updates.merge(part.updates)
+        merge(whole.updates, part.updates, round, procedure)
     return whole
 
 

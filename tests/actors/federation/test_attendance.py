@@ -29,6 +29,7 @@ from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
+from rayfl.tasks.base import Task
 from tests.support.toy_networks import softmax_regression
 from tests.support.toys import CPU, assert_equal, random_clients
 
@@ -51,6 +52,8 @@ class Unreliable(Averaging):
             raise RuntimeError("no such thing")
         if how == "huge":
             return Weighted({"value": value + 1e12}, 1000)
+        if how in ("far", "farther"):
+            return Weighted({"value": value + (2e6 if how == "far" else 4e6)}, 1)
         if how == "large":
             return Weighted({"value": value + 3e12}, 1)
         if how == "other shape":
@@ -65,6 +68,10 @@ class Unreliable(Averaging):
         return Weighted(
             {"value": result}, 0 if how == "no weight" else client.num_samples, "odd" if client.id % 2 else ""
         )
+
+    def update(self, trained: Tree, received: Tree, task: Task) -> torch.Tensor:
+        change: torch.Tensor = trained["value"]
+        return change
 
     async def look(self, client: Client, how: str = "well") -> Tree:
         if how == "raise":
@@ -82,9 +89,14 @@ class Unreliable(Averaging):
 
 
 class World:
-    """Six clients on some hosts with a commit store."""
+    """Six clients on some hosts with a commit store.
+
+    Attributes:
+        splits: scored after each round's training; the variance of updates is then computed.
+    """
 
     def __init__(self, folder: Path, hosts: int, policy: ClientsConfig = SKIP, mode: str = "looped") -> None:
+        self.splits: tuple[str, ...] = ()
         dataset = random_clients([5, 9, 30, 4, 12, 20])
         train = TrainConfig(rounds=5, clients_per_round=3, local_epochs=1, batch_size=4, lr=0.1)
         context = RoundContext(0, 5, 6, train, RandomStreams(0))
@@ -114,7 +126,7 @@ class World:
             def round(self, server: Tree, cohort: Any, clients: Clients) -> Tree:
                 return (calls or one_call)(cohort, clients)
 
-        self.federation.begin_round(round, (), cohort)
+        self.federation.begin_round(round, self.splits, cohort)
         return self.federation.play(Playing(), {}, cohort)
 
     def visits(self) -> dict[int, float]:
@@ -185,6 +197,41 @@ def test_a_sum_that_only_all_together_is_too_large_is_blamed_on_nobody(hosts: in
     )
     with pytest.raises(ClientError, match=message):
         World(tmp_path, hosts, ClientsConfig()).play(0, [0, 1, 2], dict.fromkeys([0, 1, 2], "large"))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+@pytest.mark.parametrize("bad", [0, 2, 4])
+def test_an_update_whose_squared_norm_has_no_exact_sum_is_blamed_on_who_has_it(
+    hosts: int, bad: int, tmp_path: Path
+) -> None:
+    """Its message would fit: what does not is the sum for the variance of updates (`update_variance`)."""
+    own = World(tmp_path, hosts)
+    own.splits = ("test",)
+    found = own.play(0, [0, 2, 4], {bad: "farther"})
+    (failure,) = own.federation.absent.values()
+    assert list(own.federation.absent) == [bad]
+    assert failure.reason.startswith("OverflowError: its update: 'squared_norm' holds up to 3.2e+13")
+    rest = World(tmp_path / "rest", 1)
+    rest.splits = ("test",)
+    assert_equal(found, rest.play(0, sorted({0, 2, 4} - {bad}), {}))
+    assert own.federation.updates.variance() == rest.federation.updates.variance()
+    own = World(tmp_path / "fail", hosts, ClientsConfig())
+    own.splits = ("test",)
+    with pytest.raises(ClientError, match=rf"client {bad}, round 1, visit: OverflowError: its update: 'squared_norm'"):
+        own.play(0, [0, 2, 4], {bad: "farther"})
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_updates_that_only_all_together_are_too_large_are_blamed_on_nobody(hosts: int, tmp_path: Path) -> None:
+    far = dict.fromkeys([0, 2, 4], "far")
+    own = World(tmp_path, hosts, ClientsConfig())
+    own.splits = ("test",)
+    with pytest.raises(ClientError, match=r"^the clients, round 1, visit: .*the sum of \d weighted contributions and"):
+        own.play(0, [0, 2, 4], far)
+    own = World(tmp_path / "skip", hosts)
+    own.splits = ("test",)
+    assert own.play(0, [0, 2, 4], far) == {}
+    assert sorted(own.federation.absent) == [0, 2, 4]
 
 
 def test_without_skipping_the_first_failure_ends_the_run(tmp_path: Path) -> None:

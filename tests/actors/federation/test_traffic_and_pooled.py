@@ -31,7 +31,7 @@ def test_golden_update_variance() -> None:
         point = torch.tensor(change, dtype=torch.float64)
         part = ExactSum()
         part.add(Weighted({"change": point, "squared_norm": point @ point}, 1))
-        toy.federation.updates.add(part)
+        toy.federation.updates.add(part, 0, "local_update")
     assert toy.federation.updates.variance() == pytest.approx(4 / 3, abs=1e-12)
 
 
