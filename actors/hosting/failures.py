@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rayfl.aggregation.magnitudes import NonFiniteError
-from rayfl.diagnosis.device_errors import ran_out_of_memory
+from rayfl.diagnosis.device_errors import memory_beside, ran_out_of_memory
 from rayfl.errors import MethodError as MethodError
 from rayfl.errors import text_of
 
@@ -77,7 +77,7 @@ def too_little_memory(error: Exception) -> str:
     line = (str(error).strip().splitlines() or [""])[0]
     return (
         f"the memory of the device is too small ({line}); lower train.batch_size, cluster.data_memory or "
-        "cluster.actors_per_gpu, or take a smaller model"
+        f"cluster.actors_per_gpu, or take a smaller model{memory_beside()}"
     )
 
 

@@ -56,6 +56,24 @@ def _memory_is_short() -> bool:
     return free * _LITTLE < total
 
 
+def memory_beside() -> str:
+    """Returns whose a GPU's memory is, as an addition to a sentence; empty where there is none in use, or it is lost.
+
+    Nothing tells the context of this process from other processes, which may be the run's own actors.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ""
+    try:
+        free, total = torch.cuda.mem_get_info()
+        beside = max(total - free - torch.cuda.memory_reserved(), 0)
+    except RuntimeError:
+        return ""  # the context is lost
+    return (
+        f" (of the GPU's {total / 2**30:.1f} GiB, {beside / 2**30:.1f} are not this actor's tensors: its CUDA context, "
+        "other actors, and programs that are not rayfl's)"
+    )
+
+
 def free_device_memory(*errors: BaseException) -> None:
     """Returns memory of devices that nothing refers to any more.
 
@@ -156,4 +174,6 @@ def note_smaller_pieces(what: str, tried: int, most: int) -> None:
         tried: how many did not fit.
         most: how many are tried next.
     """
-    _log.warning("the device's memory is too small for %d %s at a time: %d from now on", tried, what, most)
+    _log.warning(
+        "the device's memory is too small for %d %s at a time: %d from now on%s", tried, what, most, memory_beside()
+    )

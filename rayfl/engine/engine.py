@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from rayfl.diagnosis.device_errors import Pieces, check_context, free_device_memory, ran_out_of_memory
+from rayfl.diagnosis.device_errors import (
+    Pieces,
+    check_context,
+    free_device_memory,
+    memory_beside,
+    ran_out_of_memory,
+)
 from rayfl.engine.engine_section import EngineConfig as EngineConfig
 from rayfl.engine.precision import why_not
 from rayfl.engine.stack_sizes import clients_for_rows, rows_per_step_of
@@ -92,7 +98,8 @@ class Engine:
     def limit_width(self, width: int) -> None:
         """Limits the clients that run together to ``width``, after the device ran out of memory with more."""
         if width < self.width:
-            _log.warning("the GPU's memory is too small for %d clients at a time: %d from now on", self.width, width)
+            too_many = "the GPU's memory is too small for %d clients at a time: %d from now on%s"
+            _log.warning(too_many, self.width, width, memory_beside())
             self.width = width
 
     def release(self) -> None:
@@ -206,8 +213,9 @@ class Engine:
             self.saves_memory = True
             _log.warning(
                 "the device's memory is too small for %s at a time: from now on blocks are computed again in the "
-                "backward pass (model.checkpointing=auto), which takes less memory and more time",
+                "backward pass (model.checkpointing=auto), which takes less memory and more time%s",
                 "one client" if clients == 1 else f"{clients} clients",
+                memory_beside(),
             )
         return any(saves)
 

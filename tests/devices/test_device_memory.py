@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -103,6 +104,35 @@ def test_a_client_that_is_too_large_alone_is_named_with_the_fix() -> None:
         own.federation.play(own.algorithm, own.server, [1, 0])
         (failure,) = own.federation.absent.values()
         assert failure.reason == "the memory of the device is too small for this client alone"
+
+
+@PRETENDED
+def test_memory_of_others_is_told_from_that_of_the_actor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU of 80 GiB, of which this actor's tensors have 3 GiB and others 62 GiB."""
+    others = "of the GPU's 80.0 GiB, 62.0 are not this actor's tensors: its CUDA context, other actors, and programs"
+    with elsewhere() as device:
+        own = ragged_toy("vectorized", device)
+        own.step([0, 1])
+        most = context().most
+    for name, answer in {
+        "is_initialized": True,
+        "empty_cache": None,
+        "memory_reserved": 3 << 30,
+        "mem_get_info": (15 << 30, 80 << 30),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    device_errors.note_smaller_pieces.cache_clear()
+    for share in (0.8, 0.6):
+        with elsewhere(memory=int(share * most)) as device:
+            ragged_toy("vectorized", device).step([0, 1])
+    for what in ("clients of an evaluation", "clients"):
+        assert re.search(rf"too small for \d {what} at a time: 1 from now on {re.escape('(' + others)}", caplog.text)
+    with elsewhere(memory=1) as device, pytest.raises((ClientError, ResourceError), match=re.escape(f"model ({others}")):
+        ragged_toy("looped", device).step([0])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # as on a CPU
+    assert device_errors.memory_beside() == ""
 
 
 def failing_at(work: Callable[..., Any], times: Iterator[int], when: int) -> Callable[..., Any]:
