@@ -32,12 +32,12 @@ def check_shared_storage(
 def all_ready(places: Sequence[SharedFolder]) -> bool:
     """Returns whether all nodes of now see all folders; raises as :meth:`SharedFolder.ready`.
 
-    Nodes that have just joined are asked about all of them before any answer is waited for, so that several folders take
-    no longer than one.
+    Nodes that have just joined are asked about all of them before any answer is waited for, so that several folders
+    take no longer than one.
     """
     for place in places:
         place.ask()
-    return all([place.ready() for place in places])
+    return all(place.ready() for place in places)
 
 
 class SharedFolder:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import statistics
 from collections.abc import Sequence
 
 from rayfl.config.beginning import branch_of
 from rayfl.config.schema import ExperimentConfig
-from rayfl.engine.example_accounting import example_epsilon
+from rayfl.engine.example_accounting import Exposure, exposure_of, largest_and_middle
 from rayfl.engine.privacy import INSTALL
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.cohorts import attendances
@@ -68,6 +67,11 @@ def example_epsilons(config: ExperimentConfig, samples: Sequence[int], rounds: i
     Raises:
         ImportError: opacus is not installed.
     """
+    return [one.epsilon(config.privacy.accountant) for one in _exposures(config, samples, rounds, planned)]
+
+
+def _exposures(config: ExperimentConfig, samples: Sequence[int], rounds: int, planned: bool) -> list[Exposure]:
+    """Returns what the samples of each client go through, by client; arguments are those of example_epsilons."""
     train, clients, method = config.train, len(samples), config.algorithm
     sizes = (train.clients_per_round, train.min_clients_per_round)
     streams = RandomStreams(config.seed, branch=branch_of(config.init, config.privacy))
@@ -76,20 +80,23 @@ def example_epsilons(config: ExperimentConfig, samples: Sequence[int], rounds: i
     for client, own in enumerate(map(int, samples)):
         times = (rounds if planned else attended[client]) + method.rounds_of_everybody(rounds)
         drawn = {steps: count * times for steps, count in method.noised_batches(train, own).items()}
-        found.append(example_epsilon(config.privacy, drawn, own, train.batch_size))
+        found.append(exposure_of(config.privacy, drawn, own, train.batch_size))
     return found
 
 
 def example_promise(config: ExperimentConfig, samples: Sequence[int], rounds: int, planned: bool) -> str:
-    """Returns what is promised about clients' samples after a number of rounds, in words; see example_epsilons."""
+    """Returns what is promised about clients' samples after a number of rounds, in words.
+
+    See :func:`example_epsilons` for the arguments, and :func:`largest_and_middle` for the two numbers.
+    """
     if importlib.util.find_spec("opacus") is None:
         return f"Privacy of samples: {INSTALL} to see epsilon."
-    every = example_epsilons(config, samples, rounds, planned)
+    largest, middle = largest_and_middle(_exposures(config, samples, rounds, planned), config.privacy.accountant)
     deltas = [config.privacy.example_delta_of(int(own)) for own in samples if own]
     among = f"{min(deltas):.2g}" + (f" to {max(deltas):.2g}" if max(deltas) > min(deltas) else "")
     return (
-        f"Privacy of samples: epsilon = {max(every):.2f} for the client where it is largest, "
-        f"{statistics.median(every):.2f} at the median, at delta = {among}, after {rounds} rounds"
+        f"Privacy of samples: epsilon = {largest:.2f} for the client where it is largest, "
+        f"{middle:.2f} at the median, at delta = {among}, after {rounds} rounds"
         f"{' if every client is in each' if planned else ''}, against the server and other clients; scores are not "
         "private."
     )

@@ -117,7 +117,8 @@ class Storage:
         """
         filesystem, target = self._target(path)
         # Of a file the size is known: a stream is read in chunks, which are then joined, so that it is there twice.
-        opened = filesystem.open_input_file if isinstance(filesystem, fs.LocalFileSystem) else filesystem.open_input_stream
+        known = isinstance(filesystem, fs.LocalFileSystem)
+        opened = filesystem.open_input_file if known else filesystem.open_input_stream
         with _as_run_error("read", target, FileNotFoundError), opened(target) as stream:
             data: bytes = stream.read()
         return data

@@ -129,7 +129,10 @@ def test_memory_of_others_is_told_from_that_of_the_actor(
             ragged_toy("vectorized", device).step([0, 1])
     for what in ("clients of an evaluation", "clients"):
         assert re.search(rf"too small for \d {what} at a time: 1 from now on {re.escape('(' + others)}", caplog.text)
-    with elsewhere(memory=1) as device, pytest.raises((ClientError, ResourceError), match=re.escape(f"model ({others}")):
+    with (
+        elsewhere(memory=1) as device,
+        pytest.raises((ClientError, ResourceError), match=re.escape(f"model ({others}")),
+    ):
         ragged_toy("looped", device).step([0])
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # as on a CPU
     assert device_errors.memory_beside() == ""
