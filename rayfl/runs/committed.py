@@ -162,7 +162,10 @@ def single_model(predictor: Predictor, row: str) -> Model:
     models = predictor.built()
     if len(models) == 1 and predictor.combine is None:
         return models[0]
-    how = f"{len(models)} models together" if len(models) > 1 else "more than a model, such as stored features"
+    how = f"{len(models)} models together"
+    if len(models) == 1:
+        rule = getattr(predictor.combine, "__qualname__", type(predictor.combine).__name__)
+        how = f"a model and {rule} of the method, which no file of weights has"
     raise ConfigError(f"--model: {row!r} predicts with {how}, it is no single model")
 
 

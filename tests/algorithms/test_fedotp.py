@@ -18,6 +18,8 @@ from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.pretrained.making_clip import NAMES
+from rayfl.runs.committed import single_model
+from rayfl.tasks.base import Predictor
 from rayfl.tasks.classification import Classification
 from tests.support.clips import (
     ADAPTER,
@@ -168,6 +170,16 @@ def test_inv_otp_6_equal_contexts_predict_what_the_global_one_does() -> None:
     toy.step([0, 1])
     rows = toy.scores()[0]
     assert abs(rows["personalized"].loss - rows["global"].loss) > 1e-6
+
+
+def test_no_row_can_be_exported_and_the_error_says_why() -> None:
+    toy = clip_toy(FedOTP())
+    (alone,) = FedOTP().global_predictors(toy.server, toy.task).values()
+    with pytest.raises(ConfigError, match="'global' predicts with a model and Transport of the method, which no file"):
+        single_model(alone, "global")
+    both = Predictor.of(*alone.models, *alone.models, combine=alone.combine)
+    with pytest.raises(ConfigError, match="'personalized' predicts with 2 models together"):
+        single_model(both, "personalized")
 
 
 def test_the_global_context_travels_alone_and_the_local_one_stays() -> None:
