@@ -128,6 +128,7 @@ class Hosts:
             submit(host, _UNDER_WAY)
         try:
             for host, result in self._collected(handles):
+                assert not result.abandoned, "no call may read what was given up for a rewind"
                 owing[host] -= result.seconds.keys()
                 log_printed(result.printed)
                 for client in result.stateful:

@@ -88,6 +88,7 @@ class ClientHost:
         self._recorded = recorded_names(engine.task)
         self._norm = PrivateNorm(engine.task.network, context.train.private_norm, context.streams)
         self._generators = GlobalGenerators()
+        self._abandoned = False
 
     def run(self, job: Job, broadcast: Tree, *incoming: Mapping[int, Tree]) -> JobResult:
         """Runs a job.
@@ -169,7 +170,7 @@ class ClientHost:
         procedures, metered = Procedures(own, job, common, result), Meter(self.engine, own.scorer)
         waiting, places = self._ranked(job), {client: place for place, client in enumerate(job.clients)}
         try:
-            while waiting:
+            while waiting and not self._abandoned:
                 width = self.engine.width
                 together, waiting = sorted(waiting[:width], key=places.__getitem__), waiting[width:]
                 started = time.perf_counter()
@@ -178,6 +179,8 @@ class ClientHost:
                 result.seconds.update(dict.fromkeys(together, each))
         finally:
             procedures.finish()
+        if self._abandoned:
+            return JobResult(abandoned=True)
         metered.write(result)
         for found in (result.values, result.scores, result.upload_bytes, result.seconds):
             _reorder(found, job.clients)
@@ -207,6 +210,9 @@ class ClientHost:
             predictors = self.algorithm.global_predictors(server, task)
             check_predictors(predictors, job.procedure)
             for piece in job.clients:
+                if self._abandoned:
+                    result.abandoned = True
+                    break
                 self.running.turn_to("scoring a piece of the official test part")
                 first = (piece - self._last - 1) * OFFICIAL_PIECE
                 part = self._official().load(first, first + OFFICIAL_PIECE)
@@ -228,8 +234,17 @@ class ClientHost:
         with self.running.committing():
             return self.states.write(rounds_completed)
 
+    def abandon(self) -> None:
+        """Has the job under way end before its next stack of clients, and jobs that wait do nothing, up to a rewind.
+
+        Another thread calls it: what the driver no longer reads must not hold up the rewind behind it.
+        """
+        self._abandoned = True
+
     def rewind(self) -> None:
         """Forgets all states; the next jobs say which commit to restore them from."""
+        self._abandoned = False
+        self._samples.lookups, self.states.lookups = Lookups(), Lookups()
         self.states.rewind()
         self._device_states.clear()
 

@@ -124,6 +124,7 @@ class JobResult:
         printed: lines that clients' code printed, each prefixed with the client.
         apart: whether ``totals`` and ``updates`` are kept apart, to be merged with those of other hosts.
         piece: a piece of such a sum that is sent to another machine, and its group (None: the sum of the updates).
+        abandoned: whether the job was given up before its end; nobody may read what it has found.
         busy_s: seconds of CPU or GPU time in clients' procedures, without the time in which models were scored.
         flops: floating-point operations of clients' local steps; None if they are not counted.
         peak_bytes: peak memory of the process, or of its GPU's allocator.
@@ -143,6 +144,7 @@ class JobResult:
     printed: list[str] = field(default_factory=list)
     apart: bool = False
     piece: tuple[str | None, Piece] | None = None
+    abandoned: bool = False
     busy_s: float = 0.0
     flops: int | None = None
     peak_bytes: int = 0

@@ -167,6 +167,11 @@ class ClientActor:
         """Returns which clients' code is running, and for how long."""
         return self._host.running.report()
 
+    @ray.method(concurrency_group="report")
+    def abandon(self) -> None:
+        """See :meth:`ClientHost.abandon`."""
+        self._host.abandon()
+
     @ray.method(concurrency_group="io")
     def commit(self, rounds_completed: int) -> list[tuple[StoredFile, dict[int, Change]]]:
         """See :meth:`ClientHost.commit`."""

@@ -106,7 +106,7 @@ class HostPool(Protocol):
     def revive(self) -> list[int]:
         """Replaces dead hosts by new, empty ones, as far as there is room; returns their positions.
 
-        Hosts get new numbers: living ones come first.
+        Hosts get new numbers: living ones come first. They give up the jobs that they run, until their rewind.
         """
         ...
 

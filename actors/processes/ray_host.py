@@ -104,11 +104,11 @@ class RayHost:
         self._connection.forget()
 
 
-def answering(hosts: Sequence[RayHost]) -> list[RayHost]:
-    """Returns which of some hosts answer within a minute, even while they train or commit."""
-    pings = [host.actor.doing.remote() for host in hosts]
-    answered = ray.wait(pings, num_returns=len(pings), timeout=_PING_TIMEOUT_S)[0]
-    return [host for host, ping in zip(hosts, pings, strict=True) if ping in answered and not _failed(ping)]
+def abandon_work(hosts: Sequence[RayHost]) -> list[RayHost]:
+    """Has hosts give up what they run; returns those that answer within a minute, even while they train or commit."""
+    calls = [host.actor.abandon.remote() for host in hosts]
+    answered = ray.wait(calls, num_returns=len(calls), timeout=_PING_TIMEOUT_S)[0]
+    return [host for host, call in zip(hosts, calls, strict=True) if call in answered and not _failed(call)]
 
 
 def _failed(handle: Any) -> bool:

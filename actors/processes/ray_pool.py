@@ -19,7 +19,7 @@ from actors.processes.gpu_bundles import GpuBundles
 from actors.processes.gpus import ActorGpu, check_gpus, own_gpu
 from actors.processes.placement import ActorOptions, Node, free_nodes, most_together, room, whole_nodes
 from actors.processes.pool import HostDiedError
-from actors.processes.ray_host import RayHost, answering
+from actors.processes.ray_host import RayHost, abandon_work
 from actors.processes.transport import Sender
 from actors.processes.versions import check_releases, warn_of_builds
 from actors.processes.waiting import collected
@@ -118,9 +118,10 @@ class RayPool:
         return collected(self._hosts, handles, deadline_s, of_clients)
 
     def revive(self) -> list[int]:
+        # What living ones still run is read by nobody, and a rewind would wait for its end.
         # A hanging actor counts as dead, and must not continue later and write. So does one of which nothing is known,
         # because another one ended while it started.
-        living = [host for host in answering(self._hosts) if host.description]
+        living = [host for host in abandon_work(self._hosts) if host.description]
         dead = [host for host in self._hosts if host not in living]
         for host in dead:
             self._end(host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
 from actors.hosting.job import Job
+from actors.hosting.memory import Lookups
 from actors.processes.pool import InlinePool
 from rayfl.errors import ClientError
 from rayfl.params import num_bytes, to_numpy
@@ -83,6 +85,35 @@ def test_commit_rewind_and_go_on(tmp_path: Path) -> None:
     assert federation.held_states() == {}
     assert world.visits() == {0: 1, 1: 1, 2: 2, 3: 1, 4: 0, 5: 0}
     assert_equal(federation.held_states(), states)
+
+
+def test_what_was_given_up_ends_before_its_next_client_and_a_rewind_begins_with_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, 1)
+    (host,) = world.hosts
+    ran, begin = list[int](), host.running.begin
+
+    def given_up_at_client_1(clients: Sequence[int]) -> None:
+        ran.extend(clients)
+        if 1 in clients:
+            host.abandon()  # as another thread of an actor does
+        begin(clients)
+
+    monkeypatch.setattr(host.running, "begin", given_up_at_client_1)
+    job, model = Job("local_update", "mean", 0, (0, 1, 2, 3)), {"model": to_numpy(world.model)}
+    for _ in range(2):  # the second one waited
+        found = host.run(job, model)
+        assert found.abandoned and not (found.totals or found.stateful or found.seconds)
+        assert ran == [0, 1]
+    with pytest.raises(AssertionError, match="given up for a rewind"):
+        world.train(0, [0, 2])
+    monkeypatch.undo()
+    world.federation.rewind()
+    assert host.states.lookups == Lookups()
+    assert world.visits() == dict.fromkeys(range(6), 0)
+    world.train(0, [0, 2, 3])
+    assert world.visits() == {0: 1, 1: 0, 2: 1, 3: 1, 4: 0, 5: 0}
 
 
 def test_a_commit_leaves_out_what_the_round_after_it_has_changed(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_actors_that_commit_for_long_are_not_ended(cluster: FakeCluster) -> None
 def test_actors_that_hang_are_waited_for_together(cluster: FakeCluster) -> None:
     pool, before = cluster.pool(4), cluster.now
     for actor in cluster.actors[:3]:
-        actor.silent = {"describe", "doing"}
+        actor.silent = {"describe", "abandon"}
     assert len(pool.revive()) == 3
     assert cluster.now - before == 60
 
