@@ -242,7 +242,7 @@ async def _tail(client: JobSubmissionClient, job: str, write: Callable[[str], ob
             return
         except (RuntimeError, OSError) as error:
             if attempt == _RECONNECTS:
-                raise ResourceError(f"lost the connection to job {job}, which goes on: {_first_line(error)}") from None
+                raise _lost(job, error) from None
             await asyncio.sleep(_POLL_S)
 
 
@@ -250,16 +250,28 @@ def wait_for_end(client: JobSubmissionClient, job: str, timeout_s: float = math.
     """Waits until a job has ended.
 
     Raises:
-        ResourceError: when it has not in time.
+        ResourceError: when it has not in time, or the cluster has not answered several times in a row.
     """
-    start = time.monotonic()
+    start, failed = time.monotonic(), 0
     while True:
-        details = client.get_job_info(job)
+        try:
+            details = client.get_job_info(job)
+        except (RuntimeError, OSError) as error:
+            failed += 1
+            if failed > _RECONNECTS:
+                raise _lost(job, error) from None
+            time.sleep(_POLL_S)
+            continue
+        failed = 0
         if details.status.is_terminal():
             return details
         if time.monotonic() - start > timeout_s:
             raise ResourceError(f"job {job} is still {details.status} after {timeout_s:g} s; `rayfl status {job}`")
         time.sleep(_POLL_S)
+
+
+def _lost(job: str, error: Exception) -> ResourceError:
+    return ResourceError(f"lost the connection to job {job}, which goes on: {_first_line(error)}")
 
 
 def stop(client: JobSubmissionClient, job: str, timeout_s: float) -> bool:

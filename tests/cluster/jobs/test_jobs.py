@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 from ray.job_submission import JobStatus
 from ray.runtime_env import RuntimeEnv
@@ -184,6 +185,26 @@ def test_output_is_passed_on_once_although_the_connection_breaks(tmp_path: Path)
     written: list[str] = []
     assert follow(client, "tiny", written.append) == 3  # type: ignore[arg-type]
     assert "".join(written) == "one\ntwo\nthree\nfour\n"
+
+
+def test_the_end_is_waited_for_although_the_connection_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient([["one\n"], ["one\n"]])
+    send(client, experiment(tmp_path))
+    client.end("tiny", JobStatus.FAILED, code=3)
+    answer, broken = client.get_job_info, [requests.ConnectionError("refused"), RuntimeError("502: bad gateway")]
+
+    def answers_then(job: str) -> Any:
+        if broken:
+            raise broken.pop()
+        return answer(job)
+
+    monkeypatch.setattr(client, "get_job_info", answers_then)
+    monkeypatch.setattr(cluster.jobs.jobs, "_POLL_S", 0.0)
+    assert follow(client, "tiny", lambda text: None) == 3  # type: ignore[arg-type]
+    broken += [RuntimeError("502: bad gateway")] * 6
+    with pytest.raises(ResourceError, match="lost the connection to job tiny, which goes on: 502: bad gateway"):
+        follow(client, "tiny", lambda text: None)  # type: ignore[arg-type]
+    assert not broken
 
 
 def test_a_job_that_ray_could_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
