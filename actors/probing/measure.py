@@ -227,8 +227,10 @@ def _of_a_stack(
 
 def _too_large(memory: DeviceMemory, place: str, job: Job) -> str:
     room = memory.room()
+    free, taken, total = (size / 2**30 for size in (room.free, room.taken, room.total))
+    others = f" (other processes have {taken:.1f} of {total:.1f})" if taken else ""
     return (
-        f"{place} has {room.free / 2**30:.1f} GiB for this run, too little for one client at a time (client "
+        f"{place} has {free:.1f} GiB for this run{others}, too little for one client at a time (client "
         f"{job.clients[0]}, {job.procedure}): lower train.batch_size, take a smaller model, or train on CPUs "
         "(cluster.device=cpu)"
     )

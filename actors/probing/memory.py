@@ -37,6 +37,11 @@ class Room:
     free: int
     total: int
 
+    @property
+    def taken(self) -> int:
+        """What processes take that are not the run's."""
+        return self.total - self.free
+
 
 class DeviceMemory(Protocol):
     """Meters the memory of the device that this process computes on."""

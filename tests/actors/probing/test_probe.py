@@ -161,7 +161,10 @@ def test_a_device_too_small_for_a_client_is_named(
 
     monkeypatch.setattr(vectorized, "train", full)
     monkeypatch.setattr("rayfl.engine.steps.looped.train", full)
-    wanted = r"node x has 8\.0 GiB for this run, too little for one client at a time .*train\.batch_size.*device=cpu"
+    wanted = (
+        r"node x has 8\.0 GiB for this run \(other processes have 2\.0 of 10\.0\), too little for one client at a time "
+        r".*train\.batch_size.*device=cpu"
+    )
     with pytest.raises(ResourceError, match=wanted):
         measured(experiment(tmp_path, mode=mode))
 
