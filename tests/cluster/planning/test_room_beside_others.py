@@ -53,6 +53,8 @@ def planned(
         "whole_nodes": lambda labels: list(whole),
         "free_nodes": lambda labels: list(left.pop(0) if len(left) > 1 else left[0]),
         "get_current_placement_group": lambda: object() if reserved else None,
+        # Ray's own would start Ray, with which later tests then cannot start theirs
+        "ray": SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "the driver's")),
         "time": SimpleNamespace(monotonic=lambda: now[0], sleep=sleep),
     }
     for name, by in replaced.items():
