@@ -26,8 +26,8 @@ from rayfl.storage.manifest import StoredFile
 
 _log = logging.getLogger("rayfl")
 _UNDER_WAY = 3
-"""Pieces that a host is given at a time: while it runs one, the next are there. All at once would put the payloads of all
-clients into Ray's object store; and hosts in this process would have run all of them before the first result is told."""
+"""Pieces that a host is given at a time: while it runs one, the next are there. All at once would put the payloads of
+all clients into Ray's object store; and hosts in this process would run all of them before the first is reported."""
 
 
 class Hosts:
