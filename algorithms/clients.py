@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from algorithms.calls import Call as Call
 from algorithms.calls import Replies as Replies
@@ -19,6 +20,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ClientError, MethodError
 from rayfl.naming.objects import names_an_object
 from rayfl.params import Tree
+from rayfl.selection.updates import changes_of
 from rayfl.tasks.base import Task
 
 Procedure = Callable[..., Coroutine[Any, Any, Any]]
@@ -42,6 +44,8 @@ class Clients(ABC):
     Attributes:
         next_norm: the clipping norm of the next round; None where the round has not moved it.
         remembered: what the rule of the section ``aggregator`` needs of this round and of earlier ones, by call.
+        changes: how each client has changed the parameters in this round, (P,), where the section ``selection`` needs
+            to know.
     """
 
     def __init__(self, task: Task, context: RoundContext, samples: np.ndarray) -> None:
@@ -51,6 +55,7 @@ class Clients(ABC):
         self._releases = 0
         self.next_norm: float | None = None
         self.remembered: Tree = {}
+        self.changes: dict[int, Tensor] = {}
 
     @abstractmethod
     def call(self, call: Call) -> Replies:
@@ -119,8 +124,12 @@ class Clients(ABC):
         call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
         check_cohort(self._context, cohort, call.procedure)
         if self._context.one_by_one:
-            sent = self.call(replace(call, kind="each")).values
-            return combined(self._context, sent, broadcast, call.procedure, self._releases, self.remembered)
+            context, sent = self._context, self.call(replace(call, kind="each")).values
+            messages, received = as_sent(context, sent, broadcast, call.procedure, context.aggregator.least)
+            if context.keeps_changes:
+                trees = {client: message.tree for client, message in messages.items()}
+                self.changes = changes_of(trees, received, self._task.network.buffer_names)
+            return combined(context, messages, received, call.procedure, self._releases, self.remembered)
         total = ExactSum()
         if also is not None:
             total.add(also)

@@ -24,9 +24,12 @@ from rayfl.messages.aggregators import Mean
 from rayfl.messages.compressors import SecureAggregation
 from rayfl.params import Tree, from_leaves, leaves
 
+_SINGLE = "aggregator, attack.message, and selections that go by updates"
+"""What needs the messages of a mean one by one."""
+
 
 def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) -> None:
-    """Refuses a call to whose messages ``privacy``, ``compression``, ``aggregator`` or ``attack`` cannot be applied.
+    """Refuses a call to which ``privacy``, ``compression``, ``aggregator``, ``attack`` or ``selection`` do not apply.
 
     Args:
         context: of the round.
@@ -44,8 +47,11 @@ def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) ->
     if kind == "each" and not isinstance(context.aggregator, Mean):
         raise MethodError(f"aggregator={context.aggregator.name}: {asked} gives messages that the method weighs itself")
     if context.one_by_one and (kind not in ("mean", "each") or not alone):
-        why = "aggregator and attack.message are for means over clients (Clients.mean), and for nothing else they send"
+        why = f"{_SINGLE} are for means over clients (Clients.mean), and for nothing else they send"
         raise MethodError(f"{why}; this is {asked}")
+    if (context.keeps_changes and (kind != "mean" or calls > 1)) or (context.repeats is not None and kind == "map"):
+        why = "this selection is about one mean a round over clients (Clients.mean), and nothing else that they send"
+        raise MethodError(f"{why}; this is {asked}, call {calls} of the round")
     if context.compressed and (kind == "map" or calls > 1):
         why = "compression is for one mean a round over clients (Clients.mean), and for nothing else that they send"
         raise MethodError(f"{why}; this is {asked}, call {calls} of the round")
@@ -133,27 +139,30 @@ def next_norm(context: RoundContext, within: int, count: int) -> float | None:
 
 
 def combined(
-    context: RoundContext, sent: Mapping[int, Any], broadcast: Tree, procedure: str, call: int, remembered: Tree
+    context: RoundContext,
+    messages: Mapping[int, Weighted],
+    received: Mapping[str, Tensor],
+    procedure: str,
+    call: int,
+    remembered: Tree,
 ) -> Tree:
-    """Returns what the server takes for the mean of messages, some of which malicious clients have replaced.
+    """Returns what the server takes for the mean of messages.
 
     Args:
-        context: of the round, with ``aggregator`` and ``attack``.
-        sent: ``tree`` and ``weight`` by client.
-        broadcast: what all clients received.
+        context: of the round, with ``aggregator``.
+        messages: as the server receives them, see :func:`as_sent`.
+        received: by path, what they are changes of.
         procedure: for errors.
         call: which call of the round this is.
         remembered: what the rule needs of earlier rounds, by call; that of this one is put in its place.
 
     Raises:
-        ClientError: there are too few messages for the rule, or they have no mean together.
-        MethodError: they are no changes of a tensor that all clients received.
+        ClientError: they have no mean together.
     """
-    attacked, received = as_sent(context, sent, broadcast, procedure, context.aggregator.least)
     where, rule = _where(context, procedure), context.aggregator
-    key, all_sent = key_of(rule.name, call), list(attacked.values())
+    key, all_sent = key_of(rule.name, call), list(messages.values())
     seed = context.streams.integer(f"aggregator.{call}", context.round)
-    known = Known(list(attacked), remembered.pop(key, {}), seed)
+    known = Known(list(messages), remembered.pop(key, {}), seed)
     try:
         found = rule.combine(all_sent, received, known)
     except (OverflowError, ValueError) as error:
@@ -190,7 +199,7 @@ def as_sent(
     try:
         received = private.reference_of(messages[first].tree, broadcast)
     except ValueError as error:
-        raise MethodError(f"aggregator and attack.message: {procedure} {error}") from error
+        raise MethodError(f"{_SINGLE}: {procedure} {error}") from error
     form = _form(messages[first].tree)
     if unlike := [client for client in others if _form(messages[client].tree) != form]:
         raise ClientError(f"{where}: client {unlike[0]} sends other tensors than client {first}")

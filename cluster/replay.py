@@ -17,6 +17,8 @@ from actors.hosting.building import build_host
 from actors.processes.pool import InlinePool
 from algorithms.clients import Call, Clients, Procedure, Replies
 from cluster.rounds.interrupts import stop_requests
+from cluster.rounds.progress import Progress, empty_tables
+from cluster.rounds.selecting import Selector
 from cluster.run import inline_device, limited_threads
 from rayfl.aggregation.memory import without_memory
 from rayfl.aggregation.privacy import reference_of
@@ -157,7 +159,18 @@ class _RoundStart:
         content = self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
         self.server, remembered = without_memory(content)
         moved_norm = None if before is None else before.clip_norm
-        self.federation.begin_round(round - 1, splits, cohort, moved_norm=moved_norm, remembered=remembered)
+        known = Progress(round - 1, self.server, empty_tables(parts), remembered=remembered)
+        again = (
+            None if parts.context.repeats is None else Selector(parts, self.federation).choose(round - 1, known, None)
+        )
+        self.federation.begin_round(
+            round - 1,
+            splits,
+            cohort,
+            moved_norm=moved_norm,
+            remembered=remembered,
+            repeats=None if again is None else again.repeats,
+        )
 
     def done(self, server: Tree | None) -> _ReplayedRound:
         """Returns the states, scores and server after the round."""

@@ -93,6 +93,7 @@ class Federation(Clients):
         moved_norm: float | None = None,
         remembered: Tree | None = None,
         asked: Sequence[int] = (),
+        repeats: Mapping[int, int] | None = None,
     ) -> None:
         """Begins a round, and takes hosts into use that have joined since the last one.
 
@@ -107,9 +108,11 @@ class Federation(Clients):
             moved_norm: the clipping norm, where it is not the first one.
             remembered: what the rule of the section ``aggregator`` needs of earlier rounds.
             asked: the clients that began the round, with those that do not answer; empty where that is not known.
+            repeats: how often clients count in the means of the round, of those that count more than once.
         """
         known = replace(self._context, round=round, final=False, started=dict(started or {}), asked=tuple(asked))
-        self._context = replace(known, moved_norm=moved_norm)
+        counted = None if self._context.repeats is None else dict(repeats or {})
+        self._context = replace(known, moved_norm=moved_norm, repeats=counted)
         self._past, self._remembered, self._trained_splits = dict(past or {}), remembered or {}, tuple(trained_splits)
         self._participation, self._unscorable = Participation(round, cohort, absent or {}), dict(unscorable or {})
         self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()
@@ -117,7 +120,7 @@ class Federation(Clients):
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
-        self.trained_scores, self._releases, self.next_norm = {}, 0, None
+        self.trained_scores, self._releases, self.next_norm, self.changes = {}, 0, None, {}
         self.remembered = dict(self._remembered)
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
         self._participation.begin_again()
@@ -267,7 +270,9 @@ class Federation(Clients):
 
     def _job(self, procedure: str, kind: str, **options: Any) -> Job:
         options |= {"attempts": self._policy.attempts, "skips": self._policy.skips}
-        return Job(procedure, kind, self._context.round, (), moved_norm=self._context.moved_norm, **options)
+        context = self._context
+        options |= {"moved_norm": context.moved_norm, "repeats": context.repeats or {}}
+        return Job(procedure, kind, context.round, (), **options)
 
     def start_commit(self, rounds_completed: int) -> dict[Any, int]:
         """Makes every host write its changed states; the next round may already run meanwhile."""

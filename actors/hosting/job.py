@@ -42,6 +42,7 @@ class Job:
         official: whether an evaluation also scores clients' own models on the official test part.
         moved_norm: the clipping norm of the round, where it has moved from the first one.
         losses: whether an evaluation finds the losses of training samples, of one model of each client, and no scores.
+        repeats: how often clients count in a mean, of those that count more than once.
     """
 
     procedure: str
@@ -60,6 +61,7 @@ class Job:
     official: bool = False
     moved_norm: float | None = None
     losses: bool = False
+    repeats: Mapping[int, int] = field(default_factory=dict)
 
     def common_to_several(self, clients: Sequence[int], received: Mapping[int, Tensor]) -> dict[int, dict[str, Tensor]]:
         """Returns the tensors that more than one of some clients received, by client and path.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -54,6 +55,8 @@ def found_of(
         if not isinstance(outcome, Weighted):
             raise MethodError(f"{job.procedure} must return Weighted to be averaged, got {type(outcome).__name__}")
         check_sendable(outcome.tree, job.procedure)
+        if client.id in job.repeats:
+            outcome = replace(outcome, weight=outcome.weight * job.repeats[client.id])
         contribution = Inspected.of(outcome, known)
         result.within = bool(outcome.within)  # of None, too
         if job.kind == "mean":

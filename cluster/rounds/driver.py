@@ -132,6 +132,7 @@ class Driver:
             moved_norm=self.progress.moved_norm,
             remembered=of_rule(self.progress.remembered, self._config.aggregator.name),
             asked=sorted({*cohort, *turnout.left_out}),
+            repeats=chosen.repeats,
         )
         self._evaluations.unscored = {}
         changed = self._federation.play(self._algorithm, self.progress.server, cohort)
@@ -182,7 +183,10 @@ class Driver:
             before.bytes_down + traffic.down + chosen.bytes_down,
             before.bytes_up + traffic.up + chosen.bytes_up,
             moved_norm=before.moved_norm if self._federation.next_norm is None else self._federation.next_norm,
-            remembered={**self._federation.remembered, **self._selector.remembered(chosen, present)},
+            remembered={
+                **self._federation.remembered,
+                **self._selector.remembered(chosen, present, self._federation.changes),
+            },
         )
         progress.tables.add_cohort(progress.rounds_completed, present, chosen.losses)
         progress.tables.clip_norm = self._federation.context.clip_norm

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from torch import Tensor
 
 from actors.federation.federation import Federation
 from actors.hosting.failures import Failure
@@ -34,6 +36,7 @@ class Chosen:
         bytes_down: of these, what was sent to candidates that were not chosen.
         bytes_up: what clients have told of their losses.
         unscored: clients whose losses could not be found, and that were left out of the choice.
+        repeats: how often clients count in the means of the round, of those that count more than once.
     """
 
     turnout: Turnout
@@ -43,6 +46,7 @@ class Chosen:
     bytes_down: int = 0
     bytes_up: int = 0
     unscored: dict[int, Failure] = field(default_factory=dict)
+    repeats: dict[int, int] = field(default_factory=dict)
 
 
 class Selector:
@@ -83,7 +87,9 @@ class Selector:
                 known = self._told(known, sorted(map(int, asked)), progress, chosen)
                 found = [client for client in known.able.tolist() if client in chosen.losses]
                 known = replace(known, able=np.array(found, np.int64), size=min(size, len(found)))
-            return sorted(map(int, strategy.choose(known))) if known.size else []
+            counts = Counter(map(int, strategy.choose(known) if known.size else ()))
+            chosen.repeats = {client: count for client, count in sorted(counts.items()) if count > 1}
+            return sorted(counts)
 
         everyone = range(parts.num_clients)
         if parts.schedule is None:
@@ -97,11 +103,17 @@ class Selector:
         chosen.known = known
         return chosen
 
-    def remembered(self, chosen: Chosen, present: Sequence[int]) -> Tree:
-        """Returns what is kept of a round for the choices of later ones, given the clients that have taken part."""
+    def remembered(self, chosen: Chosen, present: Sequence[int], changes: Mapping[int, Tensor]) -> Tree:
+        """Returns what is kept of a round for the choices of later ones.
+
+        Args:
+            chosen: for the round.
+            present: the clients that have taken part.
+            changes: how each of them has changed the parameters, where the strategy needs that.
+        """
         if chosen.known is None or isinstance(self._strategy, Uniform):
             return {}
-        own = self._strategy.own_after(chosen.known, present)
+        own = self._strategy.own_after(chosen.known, present, changes)
         return replace(chosen.known.after(present), own=own).memory(self._strategy.name)
 
     @cached_property

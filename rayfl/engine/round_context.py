@@ -40,6 +40,9 @@ class RoundContext:
         aggregator: what stands for the mean of what clients send.
         attack: what malicious clients do.
         attackers: the malicious clients.
+        repeats: how often clients of the round count in its means, of those that count more than once; None where the
+            section ``selection`` has nobody count more than once in any round.
+        keeps_changes: whether the server keeps how each client has changed the model, for that section.
     """
 
     round: int
@@ -59,6 +62,8 @@ class RoundContext:
     aggregator: Aggregator = field(default_factory=Mean)
     attack: AttackConfig = field(default_factory=AttackConfig)
     attackers: frozenset[int] = frozenset()
+    repeats: Mapping[int, int] | None = None
+    keeps_changes: bool = False
 
     @property
     def newcomers(self) -> range:
@@ -78,7 +83,7 @@ class RoundContext:
     @property
     def one_by_one(self) -> bool:
         """Returns whether the server needs the summands of a mean one by one."""
-        return self.attack.on_messages or not isinstance(self.aggregator, Mean)
+        return self.keeps_changes or self.attack.on_messages or not isinstance(self.aggregator, Mean)
 
     @property
     def clip_norm(self) -> float | None:

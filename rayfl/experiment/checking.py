@@ -99,7 +99,7 @@ def check_parts(parts: Parts) -> np.ndarray:
         _log.warning("dataset: %s", remark)
     sizes = parts.dataset.sizes()
     check_trainable(sizes[:available, 0], parts.dataset.names)
-    check_selection(parts.config, parts.task, parts.context, sizes[:available, 0])
+    check_selection(parts.config, parts.task, parts.context, sizes[:available, 0], parts.devices)
     check_secure_sums(parts.config, parts.task, parts.context, parts.buffered, sizes[:available, 0].tolist())
     check_example_privacy(parts.config, parts.task, parts.context, sizes[:available, 0].tolist())
     if parts.dataset.spec.target == "survival":

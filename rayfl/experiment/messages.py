@@ -28,8 +28,8 @@ def check_messages(config: ExperimentConfig, context: RoundContext) -> None:
     if size != "all" and size > honest:
         raise ConfigError(f"evaluation.clients is {size}, but {honest} clients are honest, and no others are scored")
     if isinstance(config.compression, Compressor):
-        _check_changes(config, f"compression={config.compression.name}")
-    if context.one_by_one:
+        check_changes(config, f"compression={config.compression.name}")
+    if attack.on_messages or not isinstance(config.aggregator, Mean):
         _check_aggregator(config, context)
     if attack.backdoor is not None and "test" not in config.evaluation.splits:
         raise ConfigError("attack.backdoor: its success is measured on test samples: add test to evaluation.splits")
@@ -47,7 +47,16 @@ _MOST = 200
 """Characters of a list of clients in a message."""
 
 
-def _check_changes(config: ExperimentConfig, option: str) -> None:
+def check_changes(config: ExperimentConfig, option: str) -> None:
+    """Refuses an option that is about changes of one model, where clients send something else.
+
+    Args:
+        config: the experiment.
+        option: as a user would write it.
+
+    Raises:
+        ConfigError: naming the option and the method.
+    """
     algorithm = config.algorithm
     if (why := algorithm.no_privacy) and not algorithm.own_rule:
         raise ConfigError(
@@ -60,16 +69,33 @@ def _check_changes(config: ExperimentConfig, option: str) -> None:
         )
 
 
-def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:
-    algorithm, rule = config.algorithm, config.aggregator
-    option = "attack.message" if isinstance(rule, Mean) else f"aggregator={rule.name}"
-    _check_changes(config, option)
-    if algorithm.own_rule and not isinstance(rule, Mean):
-        raise ConfigError(f"{option}: {algorithm.name} has a rule of its own: {algorithm.own_rule}; leave one out")
-    weights = getattr(algorithm, "aggregation", "uniform")
+def check_weights(config: ExperimentConfig, option: str) -> str:
+    """Refuses an option that needs the summands of a mean one by one, where these are not clients' messages alone.
+
+    Args:
+        config: the experiment.
+        option: as a user would write it.
+
+    Returns:
+        How the method weighs clients.
+
+    Raises:
+        ConfigError: naming both options.
+    """
+    weights: str = getattr(config.algorithm, "aggregation", "uniform")
     if weights not in ("samples", "uniform", "tokens"):
         own = " (the server's own model is part of that mean)" if weights == "population" else ""
         raise ConfigError(f"{option}: not with algorithm.aggregation={weights}{own}: choose samples or uniform")
+    return weights
+
+
+def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:
+    algorithm, rule = config.algorithm, config.aggregator
+    option = "attack.message" if isinstance(rule, Mean) else f"aggregator={rule.name}"
+    check_changes(config, option)
+    if algorithm.own_rule and not isinstance(rule, Mean):
+        raise ConfigError(f"{option}: {algorithm.name} has a rule of its own: {algorithm.own_rule}; leave one out")
+    weights = check_weights(config, option)
     if context.smallest_cohort < rule.least:
         at_least = "" if context.smallest_cohort == context.cohort_size else " in the smallest round"
         raise ConfigError(

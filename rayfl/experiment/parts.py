@@ -31,6 +31,7 @@ from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
 from rayfl.selection.strategies import Uniform
+from rayfl.selection.strategy import Strategy
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage, absolute
 from rayfl.system.buffered import BufferedSchedule
@@ -146,7 +147,7 @@ class Parts:
     @cached_property
     def context(self) -> RoundContext:
         """The context of round 0."""
-        train = self.config.train
+        train, selection = self.config.train, self.config.selection
         return RoundContext(
             0,
             train.rounds,
@@ -161,6 +162,8 @@ class Parts:
             aggregator=self.config.aggregator,
             attack=self.config.attack,
             attackers=self.attackers,
+            repeats={} if isinstance(selection, Strategy) and selection.repeats else None,
+            keeps_changes=isinstance(selection, Strategy) and selection.needs_updates,
         )
 
     @cached_property

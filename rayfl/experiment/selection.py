@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +12,23 @@ import numpy as np
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
+from rayfl.experiment.messages import check_changes, check_weights
+from rayfl.messages.aggregators import Mean
+from rayfl.selection.clustered import Clustered
+from rayfl.selection.divfl import DivFL
 from rayfl.selection.known import Known
 from rayfl.selection.oort import Oort
 from rayfl.selection.strategies import Custom, PowerOfChoice, Uniform
 from rayfl.system.config import NoSystem
+from rayfl.system.devices import Device
+from rayfl.system.schedule import options_without_losses
 
 _log = logging.getLogger("rayfl")
 
 
-def check_selection(config: ExperimentConfig, task: Any, context: RoundContext, samples: np.ndarray) -> None:
+def check_selection(
+    config: ExperimentConfig, task: Any, context: RoundContext, samples: np.ndarray, devices: Sequence[Device]
+) -> None:
     """Refuses a choice of clients that the run cannot have; tries a user's own once.
 
     Args:
@@ -27,6 +36,7 @@ def check_selection(config: ExperimentConfig, task: Any, context: RoundContext, 
         task: what is learned.
         context: of round 0.
         samples: n_k of the clients that may train.
+        devices: simulated ones of the clients; none without ``system``.
 
     Raises:
         ConfigError: naming the option and the fix.
@@ -44,7 +54,9 @@ def check_selection(config: ExperimentConfig, task: Any, context: RoundContext, 
         raise ConfigError(
             f"{option}: epsilon is for cohorts that do not depend on clients' samples; leave selection or privacy out"
         )
-    _check_simulated(config, option)
+    _check_simulated(config, option, devices)
+    if strategy.repeats or strategy.needs_updates:
+        _check_means(config, context, option)
     if isinstance(strategy, PowerOfChoice) and not context.cohort_size <= strategy.candidates <= clients:
         raise ConfigError(
             f"selection.candidates is {strategy.candidates}: choose a number from train.clients_per_round "
@@ -63,7 +75,38 @@ def check_selection(config: ExperimentConfig, task: Any, context: RoundContext, 
         strategy.choose(known)
 
 
-def _check_simulated(config: ExperimentConfig, option: str) -> None:
+def _check_means(config: ExperimentConfig, context: RoundContext, option: str) -> None:
+    """Refuses strategies that go by what clients send, or say how much it counts, where that is not to be had."""
+    algorithm, strategy = config.algorithm, config.selection
+    check_changes(config, option)
+    if algorithm.own_rule:
+        raise ConfigError(f"{option}: {algorithm.name} has a rule of its own: {algorithm.own_rule}; leave one out")
+    if context.secure_sum is not None:
+        why = (
+            "the server sees sums alone, and this selection goes by each client's message"
+            if context.keeps_changes
+            else "a round may have one client, whose message would be the sum"
+        )
+        raise ConfigError(f"{option}: with compression=secure_aggregation {why}: leave one out")
+    if context.keeps_changes:
+        check_weights(config, option)
+    if context.repeats is None:
+        return
+    fix = " (or set selection.weights=method)" if isinstance(strategy, DivFL) else ""
+    if getattr(algorithm, "aggregation", "") != "uniform":
+        weights = getattr(algorithm, "aggregation", "")
+        set_to = f"is {weights}: set it to uniform" if weights else f"is no option of {algorithm.name}: choose fedavg"
+        raise ConfigError(
+            f"{option} says by itself how much a client counts in a mean, and algorithm.aggregation {set_to}{fix}"
+        )
+    if not isinstance(config.aggregator, Mean):
+        raise ConfigError(
+            f"{option} weighs clients in a mean, which aggregator={config.aggregator.name} does not take: leave one "
+            f"out{fix}"
+        )
+
+
+def _check_simulated(config: ExperimentConfig, option: str, devices: Sequence[Device]) -> None:
     strategy, system = config.selection, config.system
     if isinstance(system, NoSystem):
         if isinstance(strategy, Oort) and strategy.preferred_s is not None:
@@ -71,6 +114,14 @@ def _check_simulated(config: ExperimentConfig, option: str) -> None:
         return
     if system.mode == "buffered":
         raise ConfigError(f"{option}: with system.mode=buffered clients begin one by one; set system.mode=synchronous")
+    if isinstance(strategy, Clustered):
+        needed = options_without_losses(system, devices)
+        needed += ["system.over_sampling=1"] if system.over_sampling > 1 else []
+        if needed:
+            raise ConfigError(
+                f"{option}: its mean is unbiased if all that are drawn take part, and simulated devices leave clients "
+                f"out: set {', '.join(needed)}, or choose another selection"
+            )
     if not isinstance(strategy, Uniform) and strategy.asked == "candidates":
         instead = "last" if isinstance(strategy, PowerOfChoice) else "cohort"
         raise ConfigError(

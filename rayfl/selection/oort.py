@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from rayfl.params import Tree
 from rayfl.selection.known import Known
@@ -109,7 +110,7 @@ class Oort(Strategy):
             found[np.flatnonzero(told)[slow]] *= (preferred / seconds[slow]) ** self.penalty
         return found
 
-    def own_after(self, known: Known, cohort: Sequence[int]) -> Tree:
+    def own_after(self, known: Known, cohort: Sequence[int], updates: Mapping[int, Tensor]) -> Tree:
         if not self.pacer_step_s:
             return {}
         told = [client for client in cohort if np.isfinite(known.squares[client])]

@@ -11,6 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.naming.objects import as_custom, import_object
 from rayfl.naming.texts import ObjectPath
+from rayfl.selection.clustered import Clustered
+from rayfl.selection.divfl import DivFL
 from rayfl.selection.known import Known
 from rayfl.selection.oort import Oort
 from rayfl.selection.strategy import Asked, Strategy, drawn, greatest
@@ -148,6 +150,6 @@ def _named_by_object(content: Any) -> Any:
 
 
 Selection = Annotated[
-    Annotated[Uniform | PowerOfChoice | Active | Oort | Custom, Field(discriminator="name")],
+    Annotated[Uniform | PowerOfChoice | Active | Oort | Clustered | DivFL | Custom, Field(discriminator="name")],
     BeforeValidator(_named_by_object),
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from rayfl.params import Tree
 from rayfl.selection.known import Known
@@ -31,20 +32,35 @@ class Strategy(BaseModel):
         """Returns how many numbers a client tells of its losses."""
         return 1
 
+    @property
+    def repeats(self) -> bool:
+        """Returns whether a client may count several times in the mean of a round."""
+        return False
+
+    @property
+    def needs_updates(self) -> bool:
+        """Returns whether the server must keep how each client last changed the model."""
+        return False
+
     def candidates_of(self, known: Known) -> np.ndarray:
         """Returns the clients whose losses are found before the choice; these are ``able`` in :meth:`choose`."""
         return known.able
 
     @abstractmethod
     def choose(self, known: Known) -> np.ndarray:
-        """Returns the clients of the round, in any order: different ones of ``known.able``, at most ``known.size``."""
+        """Returns the clients of the round, in any order: of ``known.able``, at most ``known.size`` different ones.
 
-    def own_after(self, known: Known, cohort: Sequence[int]) -> Tree:
+        A client that is there r times counts r times in the mean, which only a strategy with :attr:`repeats` may want.
+        """
+
+    def own_after(self, known: Known, cohort: Sequence[int], updates: Mapping[int, Tensor]) -> Tree:
         """Returns what the strategy itself remembers after a round.
 
         Args:
             known: with the losses of the round.
             cohort: who has taken part.
+            updates: by client of the cohort, how it has changed the parameters, (P,); none without
+                :attr:`needs_updates`.
         """
         return known.own
 

@@ -160,7 +160,7 @@ def test_too_few_messages_end_the_run_with_the_reason() -> None:
 )
 def test_other_messages_of_ones_own_method_are_refused(rule: Rule, way: str, asked: str) -> None:
     attack = AttackConfig(clients=[0], message="sign_flip")
-    with pytest.raises(MethodError, match=f"aggregator and attack.message are for means .*; this is {asked}"):
+    with pytest.raises(MethodError, match=f"selections that go by updates are for means .*; this is {asked}"):
         toy(Talkative(way=way), aggregator=rule, attack=attack).step()
     toy(Talkative(way="twice"), aggregator=rule, attack=attack).step()
 

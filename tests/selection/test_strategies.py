@@ -184,7 +184,7 @@ def test_the_pacer_of_oort_gives_more_time_when_utilities_fall() -> None:
     found = []
     for round, square in enumerate((9.0, 9.0, 1.0, 1.0, 4.0, 4.0, 0.25)):
         state = known(round=round, own=own, squares=np.full(CLIENTS, square), samples=np.full(CLIENTS, 10))
-        own = strategy.own_after(state, [0, 1])
+        own = strategy.own_after(state, [0, 1], {})
         found.append(float(own["preferred_s"]))
     assert found == [2.0, 2.0, 2.0, 2.5, 2.5, 2.5, 2.5]  # 2 x 60 then 2 x 20: falls; then 2 x 40: rises
     assert own["utilities"].tolist() == [20.0, 40.0, 40.0, 10.0]
