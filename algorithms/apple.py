@@ -93,6 +93,7 @@ class APPLE(Algorithm):
     citation: ClassVar[str] = "Luo & Wu, IJCAI 2022"
     client_keeps: ClassVar[str] = "p_k, w_k"
     server_keeps: ClassVar[str] = "c_1..c_K, p_0"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "-"
     no_newcomers: ClassVar[str] = (
         "its model is a mixture of the cores of clients that know each other, its own among them"

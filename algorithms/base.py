@@ -19,6 +19,7 @@ from torch import Tensor
 from algorithms.clients import Clients as Clients
 from algorithms.clients import Procedure as Procedure
 from algorithms.parts.example_privacy import SamplesOfClients
+from algorithms.parts.kept_models import KeptModels
 from algorithms.parts.requirements import check_everyone as check_everyone
 from algorithms.parts.requirements import check_head as check_head
 from algorithms.parts.requirements import check_sgd as check_sgd
@@ -38,7 +39,7 @@ Aggregation = Literal["samples", "uniform", "population", "tokens"]
 """Weights of a mean over clients."""
 
 
-class Algorithm(SamplesOfClients, BaseModel):
+class Algorithm(SamplesOfClients, KeptModels, BaseModel):
     """Base of all methods.
 
     Class attributes:

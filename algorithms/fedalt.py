@@ -14,7 +14,7 @@ from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.models.pretrained.mixing import mixed_by_rows, side_by_side
-from rayfl.params import Tree, copy
+from rayfl.params import Tree, copy, num_bytes
 from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
@@ -45,6 +45,7 @@ class FedALT(Algorithm):
     citation: ClassVar[str] = "Bian et al., AAAI 2026"
     client_keeps: ClassVar[str] = "theta_k, G_k, head"
     server_keeps: ClassVar[str] = "theta_1..theta_K"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = (
         "the mean of all adapters in place of R_k, and an adapter, mixer and head after a local update"
     )
@@ -60,6 +61,9 @@ class FedALT(Algorithm):
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         return {"initial": adapters_of(super().init(task, context)["model"], task.network)}
+
+    def kept_of_client(self, task: Task, clients: int) -> int:
+        return num_bytes(adapters_of(task.network.initialize(0), task.network))
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         rest = self.rest(server, cohort, clients.context.num_clients)

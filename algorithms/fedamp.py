@@ -93,6 +93,7 @@ class FedAMP(Algorithm):
     citation: ClassVar[str] = "Huang et al., AAAI 2021"
     client_keeps: ClassVar[str] = "w_k"
     server_keeps: ClassVar[str] = "w_1..w_K"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "a model that it trains alone: no other is near it yet"
 
     heuristic: bool = setting(True, "", "weights from cosines (HeurFedAMP); false: from distances (FedAMP)")

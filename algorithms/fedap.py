@@ -54,6 +54,7 @@ class FedAP(Averaging):
     citation: ClassVar[str] = "Lu et al., IEEE Trans. Big Data 2022"
     client_keeps: ClassVar[str] = "norm_k"
     server_keeps: ClassVar[str] = "w, d_ij, w_1..w_K without norm"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "w after a local update: it has no place in W"
     no_private_norm: ClassVar[Mapping[str, str]] = {"statistics": "scales and shifts stay with its clients too"}
     train_settings: ClassVar[Mapping[str, Any]] = {"private_norm": "all"}

@@ -14,8 +14,8 @@ from algorithms.parts.means import mean_over_cohort
 from algorithms.parts.partial import joined, separated
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.params import Tree, map_leaves, num_bytes, weighted_sums
-from rayfl.tasks.base import Predictor
+from rayfl.params import Tree, map_leaves, num_bytes, tensors, weighted_sums
+from rayfl.tasks.base import Predictor, Task
 
 _LEAST_THRESHOLD = 1e-10
 """Where the last of the critical elements is not above it, all that are not zero are critical."""
@@ -99,6 +99,7 @@ class FedCAC(Averaging):
     no_privacy: ClassVar[str] = "its clients send models and masks one by one, and the server compares them"
     citation: ClassVar[str] = "Wu et al., ICCV 2023"
     server_keeps: ClassVar[str] = "w, M_k, g_k"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "w"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(
@@ -111,6 +112,10 @@ class FedCAC(Averaging):
     collaboration_rounds: int = setting(
         100, "beta", "rounds after which clients have no partners any more", ge=1, unless={"critical_share": (0,)}
     )
+
+    def kept_of_client(self, task: Task, clients: int) -> int:
+        masks = sum(leaf.numel() for leaf in tensors(task.network.initialize(0)))
+        return super().kept_of_client(task, clients) + masks
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model = server["model"]

@@ -44,6 +44,7 @@ class FedDWA(Algorithm):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Liu et al., IJCAI 2023"
     server_keeps: ClassVar[str] = "u_1..u_K"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "a model that it trains alone: no mixture is made for it"
 
     top_k: int | None = setting(

@@ -97,6 +97,7 @@ class FedFomo(Algorithm):
     citation: ClassVar[str] = "Zhang et al., ICLR 2021"
     client_keeps: ClassVar[str] = "w_k, b_k"
     server_keeps: ClassVar[str] = "w_1..w_K, P"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = (
         "a model that it trains alone, moved towards random clients' by their merit, and trained again"
     )

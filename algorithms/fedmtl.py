@@ -77,6 +77,7 @@ class FedMTL(Algorithm):
     citation: ClassVar[str] = "Smith et al., NeurIPS 2017"
     client_keeps: ClassVar[str] = "w_k"
     server_keeps: ClassVar[str] = "w_1..w_K, w_0"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "a model that it trains alone: it is related to no other yet"
 
     penalty_weight: float = setting(0.1, "lambda", "weight of the penalty; 0: local training", ge=0)

@@ -66,6 +66,7 @@ class FedPub(Averaging):
     citation: ClassVar[str] = "Baek et al., ICML 2023"
     client_keeps: ClassVar[str] = "w_k, mu_k"
     server_keeps: ClassVar[str] = "w, u_k"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "w, trained with a mask of its own"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(

@@ -72,6 +72,7 @@ class GPFedRec(PartialModel):
     citation: ClassVar[str] = "Zhang et al., KDD 2024"
     client_keeps: ClassVar[str] = "P_k, q_k"
     server_keeps: ClassVar[str] = "q, r_k"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "q, and a P_k that it fits to it"
 
     aggregation: Literal["samples", "uniform", "population"] = setting(

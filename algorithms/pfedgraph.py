@@ -85,6 +85,7 @@ class PFedGraph(Algorithm):
     personalized: ClassVar[str] = "personalized"
     citation: ClassVar[str] = "Ye et al., ICML 2023"
     server_keeps: ClassVar[str] = "w_1..w_K, w_0, a"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "a model that it trains alone: the graph does not know it"
     no_private_norm: ClassVar[Mapping[str, str]] = {
         "all": "the direction s_i is one of all parameters, scales and shifts of other clients among them"

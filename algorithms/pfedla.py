@@ -59,6 +59,7 @@ class PFedLA(Algorithm):
     citation: ClassVar[str] = "Ma et al., CVPR 2022"
     client_keeps: ClassVar[str] = "- (w_k)"
     server_keeps: ClassVar[str] = "w_1..w_K, v_k, phi_k"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "the mean of all clients' models after a local update"
 
     retained_layers: int = setting(0, "k", "layers that a client keeps of its own in a round (HeurpFedLA)", ge=0)
@@ -89,6 +90,13 @@ class PFedLA(Algorithm):
         }
         embeddings = torch.from_numpy(generator.standard_normal((clients, self.embedding_dim))).to(like)
         return {**tree, "phi": {"trunk": trunk, "heads": heads}, "embeddings": embeddings}
+
+    def kept_of_client(self, task: Task, clients: int) -> int:
+        """See :class:`KeptModels`; of each client there is a hypernetwork, too, whose outputs are of all clients."""
+        trunk = (self.embedding_dim + (self.trunk_layers - 1) * self.hidden + self.trunk_layers) * self.hidden
+        heads = len(layers_of(task.network)) * clients * (self.hidden + 1)
+        size = next(iter(task.network.initialize(0).values())).element_size()
+        return super().kept_of_client(task, clients) + size * (trunk + heads + self.embedding_dim)
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         layers, models = layers_of(clients.task.network), Models(server, clients.context.num_clients)

@@ -73,6 +73,7 @@ class PFedSim(Averaging):
     no_privacy: ClassVar[str] = "its clients send models one by one, and the server compares them"
     citation: ClassVar[str] = "Tan et al., arXiv 2023"
     server_keeps: ClassVar[str] = "w, (G_k, P_k), s_ij"
+    keeps_models: ClassVar[bool] = True
     newcomer: ClassVar[str] = "w, in the second phase after a local update"
 
     warmup: float = setting(0.5, "rho", "fraction of the rounds that are federated averaging", ge=0, le=1)

@@ -23,6 +23,7 @@ from actors.processes.ray_pool import RayPool
 from algorithms.registry import Experiment
 from cluster.planning.balance import hosts_of
 from cluster.planning.measuring import plan_run
+from cluster.planning.model_memory import server_warning
 from cluster.planning.shared_storage import SharedFolder, all_ready
 from cluster.rounds.claim import claim_folder
 from cluster.rounds.driver import Driver
@@ -163,6 +164,8 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
 
 
 def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Sequence[Callback]) -> Progress:
+    if warning := server_warning(parts):
+        _log.warning("%s", warning)
     with printed_on_console(), _pool(parts, sizes) as (pool, stop, plan):
         config = parts.config
         hosts = pool.descriptions if isinstance(pool, RayPool) else []

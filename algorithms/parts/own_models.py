@@ -29,6 +29,7 @@ class OwnModels(FineTuning):
     """
 
     personalized: ClassVar[str] = "personalized"
+    keeps_models: ClassVar[bool] = True
     mixes_architectures: ClassVar[bool] = True
     no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("statistics", "all"), "clients train models of others next to their own, whose layers would be the same ones"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from actors.hosting.memory import machine_memory
+from rayfl.experiment.parts import Parts
+from rayfl.selection.strategy import Strategy
 
 _GIB = 1 << 30
 _PROCESS = _GIB // 2
@@ -29,4 +31,29 @@ def memory_warning(parameters: int, actors: int, memory: int | None = None) -> s
         f"{actors + 1} processes may need {needed / _GIB:.1f} GiB for models of {model / _GIB:.2g} GiB, gradients and "
         f"sums, and this machine has {memory / _GIB:.1f} GiB: if one dies without a word, lower cluster.num_actors, or "
         "take a smaller model or smaller inputs"
+    )
+
+
+def server_warning(parts: Parts, memory: int | None = None) -> str | None:
+    """Returns a warning if what the server keeps of every client takes more than its machine's memory; else None.
+
+    A commit makes one file of the server's tree in memory, so that what is kept is there twice for a while.
+
+    Args:
+        parts: method, selection and model.
+        memory: bytes of the machine; None: this one's.
+    """
+    algorithm, selection, clients = parts.config.algorithm, parts.config.selection, parts.num_clients
+    kept = {f"algorithm={algorithm.name} keeps a model of each client": algorithm.kept_of_client(parts.task, clients)}
+    if isinstance(selection, Strategy) and selection.needs_updates:
+        update = 4 * getattr(parts.task.network, "num_parameters", 0)
+        kept[f"selection={selection.name} keeps the last update of each client"] = update + 8 * clients
+    total, memory = clients * sum(kept.values()), machine_memory() if memory is None else memory
+    if 2 * total <= memory:
+        return None
+    keepers = " and ".join(keeper for keeper, size in kept.items() if size)
+    return (
+        f"{keepers} on the server: up to {total / _GIB:.1f} GiB for {clients} clients, and twice that while a commit "
+        f"is written, and this machine has {memory / _GIB:.1f} GiB: have fewer clients (partition.num_clients) or a "
+        "smaller model, or choose another method or selection"
     )

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cluster.planning.model_memory import memory_warning
+import rayfl
+from algorithms.registry import Experiment
+from cluster.planning.model_memory import memory_warning, server_warning
+from rayfl.config.loading import load_config
 from rayfl.diagnosis.host_memory import MemoryKills
+from rayfl.experiment.parts import Parts
+from rayfl.params import num_bytes
+from tests.cluster.rounds.test_selection import experiment
+from tests.support.cases import ALGORITHMS, toy_of
+from tests.support.cases.base import SIZES, Case
 
 GIB = 1 << 30
 _NEEDED = 3 * (6 * GIB + GIB // 2)
@@ -27,6 +36,53 @@ def test_models_that_do_not_fit_are_warned_of_with_numbers() -> None:
 def test_by_default_it_is_the_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.planning.model_memory.machine_memory", lambda: GIB)
     assert "this machine has 1.0 GiB" in str(memory_warning(parameters=GIB, actors=1))
+
+
+def parts_of(folder: Path, **changes: Any) -> Parts:
+    """Twelve clients with a model of 910 parameters, all of which are trained: 3,640 bytes."""
+    return Parts(load_config(Experiment, experiment(folder, **{"selection": "uniform", **changes}), {}))
+
+
+def test_a_model_of_every_client_on_the_server_is_counted_twice(tmp_path: Path) -> None:
+    parts, needed = parts_of(tmp_path, algorithm={"name": "fedamp"}), 2 * 12 * 3640
+    assert num_bytes(parts.initial_server()["model"]) == 3640
+    assert server_warning(parts, memory=needed) is None
+    warning = str(server_warning(parts, memory=needed - 1))
+    assert warning.startswith(
+        "algorithm=fedamp keeps a model of each client on the server: up to 0.0 GiB for 12 clients"
+    )
+    assert "partition.num_clients" in warning
+    assert server_warning(parts_of(tmp_path, algorithm={"name": "fedavg"}), memory=1) is None
+
+
+def test_last_updates_that_a_selection_needs_are_counted(tmp_path: Path) -> None:
+    parts, needed = parts_of(tmp_path, selection="divfl"), 2 * 12 * (3640 + 8 * 12)
+    assert server_warning(parts, memory=needed) is None
+    assert str(server_warning(parts, memory=needed - 1)).startswith("selection=divfl keeps the last update of each")
+    assert server_warning(parts_of(tmp_path, selection="oort"), memory=1) is None
+
+
+def test_runs_are_warned_before_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cluster.planning.model_memory.machine_memory", lambda: 1 << 10)
+    rayfl.run(experiment(tmp_path, selection="divfl", train={"rounds": 1}))
+    logged = [record.getMessage() for record in caplog.records]
+    assert any("selection=divfl keeps the last update of each client on the server" in line for line in logged)
+
+
+KEEPING = {name: case for name, case in ALGORITHMS.items() if case.algorithm.keeps_models}
+
+
+@pytest.mark.parametrize("case", KEEPING.values(), ids=KEEPING.keys())
+def test_what_a_server_keeps_of_clients_is_what_its_method_says(case: Case) -> None:
+    toy = toy_of(case)
+    task, everyone = toy.task, range(len(SIZES))
+    alone = 3 * num_bytes(task.network.initialize(0)) + num_bytes(toy.server)
+    for _ in range(3):
+        toy.step(list(everyone))
+    grown, said = num_bytes(toy.server), len(SIZES) * case.algorithm.kept_of_client(task, len(SIZES))
+    assert 0.5 * said <= grown <= said + alone
 
 
 def test_processes_that_the_kernel_ends_are_counted_from_the_beginning(tmp_path: Path) -> None:
