@@ -57,6 +57,7 @@ TOGETHER = {
     "EarlyStoppingConfig.model": {"patience": 1},
     "EarlyStoppingConfig.min_rounds": {"patience": 1},
     "InitConfig.what": {"from": "run", "sha256": "0" * 64},
+    "Clustered.similarity": {"by": "updates"},
     "TrainConfig.betas": {"optimizer": "adam"},
     "TrainConfig.eps": {"optimizer": "adam"},
     "TrainConfig.straggler_epochs": {"stragglers": 0.5},
