@@ -142,6 +142,8 @@ class Driver:
         self._skipped.check_somebody(round, cohort, self._federation.absent)
         watch.lap("server", less={"clients": self._federation.waited_s})
         progress = self._advance(changed, chosen)
+        if chosen.known is not None:
+            watch.lap("selection")  # what is kept for the choices of later rounds
         self._skipped.note(progress.rounds_completed, chosen.unscored, progress.tables)
         self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)
         if scored:

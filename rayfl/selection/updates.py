@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -86,32 +86,37 @@ def _vectors(own: Tree) -> dict[int, Tensor]:
     return {int(client): vector for client, vector in own.get(_UPDATES, {}).items()}
 
 
-def _renewed(matrix: np.ndarray, vectors: Mapping[int, Tensor], changed: Iterable[int], metric: Metric) -> np.ndarray:
+def _renewed(matrix: np.ndarray, vectors: Mapping[int, Tensor], changed: Collection[int], metric: Metric) -> np.ndarray:
     """Computes the rows and columns of some clients anew, in place; returns the matrix.
 
     SciPy sums one pair after the other, so that bits depend neither on threads nor on which rows are computed.
     """
-    others = list(vectors)
-    for client in changed:
-        own = vectors[client].double().numpy()[None]
-        row = np.full(len(matrix), _from(own, np.zeros_like(own), metric)[0])
-        width = max(_BLOCK // max(own.size, 1), 1)
-        for first in range(0, len(others), width):
-            block = others[first : first + width]
-            row[block] = _from(own, torch.stack([vectors[other] for other in block]).double().numpy(), metric)
-        row[client] = 0.0
-        matrix[client], matrix[:, client] = row, row
+    if not changed:
+        return matrix
+    places, everybody = list(changed), list(vectors)
+    width = max(_BLOCK // max(next(iter(vectors.values())).numel(), 1), 1)
+    for first in range(0, len(places), width):
+        some = places[first : first + width]
+        rows = _stacked(vectors, some)
+        matrix[some] = _apart(rows, np.zeros_like(rows[:1]), metric)
+        for start in range(0, len(everybody), width):
+            others = everybody[start : start + width]
+            matrix[np.ix_(some, others)] = _apart(rows, _stacked(vectors, others), metric)
+    matrix[places, places] = 0.0
+    matrix[:, places] = matrix[places].T
     return matrix
 
 
-def _from(one: np.ndarray, others: np.ndarray, metric: Metric) -> np.ndarray:
-    """Returns how far one vector (1, P) is from others (n, P), (n,)."""
+def _stacked(vectors: Mapping[int, Tensor], clients: Sequence[int]) -> np.ndarray:
+    return torch.stack([vectors[client] for client in clients]).double().numpy()
+
+
+def _apart(ones: np.ndarray, others: np.ndarray, metric: Metric) -> np.ndarray:
+    """Returns how far vectors (m, P) are from others (n, P), (m, n)."""
     if metric != "arccos":
-        return cdist(one, others, _NAMES[metric])[0]  # type: ignore[no-any-return]
-    null, nulls = not one.any(), ~others.any(axis=1)
-    if null:
-        return np.where(nulls, 0.0, np.pi / 2)
-    found = np.full(len(others), np.pi / 2)
-    if not nulls.all():
-        found[~nulls] = np.arccos(np.clip(1 - cdist(one, others[~nulls], _NAMES[metric])[0], -1, 1))
+        return cdist(ones, others, _NAMES[metric])  # type: ignore[no-any-return]
+    null, nulls = ~ones.any(axis=1), ~others.any(axis=1)
+    found = np.where(null[:, None] & nulls, 0.0, np.pi / 2)
+    there = np.ix_(~null, ~nulls)
+    found[there] = np.arccos(np.clip(1 - cdist(ones[~null], others[~nulls], _NAMES[metric]), -1, 1))
     return found
