@@ -115,8 +115,9 @@ def _apart(ones: np.ndarray, others: np.ndarray, metric: Metric) -> np.ndarray:
     """Returns how far vectors (m, P) are from others (n, P), (m, n)."""
     if metric != "arccos":
         return cdist(ones, others, _NAMES[metric])  # type: ignore[no-any-return]
-    null, nulls = ~ones.any(axis=1), ~others.any(axis=1)
-    found = np.where(null[:, None] & nulls, 0.0, np.pi / 2)
-    there = np.ix_(~null, ~nulls)
-    found[there] = np.arccos(np.clip(1 - cdist(ones[~null], others[~nulls], _NAMES[metric]), -1, 1))
+    mine, theirs = np.flatnonzero(ones.any(axis=1)), np.flatnonzero(others.any(axis=1))
+    found = np.zeros((len(ones), len(others)))
+    found[mine], found[:, theirs] = np.pi / 2, np.pi / 2
+    cosines = 1 - cdist(ones[mine], others[theirs], _NAMES[metric])
+    found[np.ix_(mine, theirs)] = np.arccos(np.clip(cosines, -1, 1))
     return found
