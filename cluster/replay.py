@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from actors.hosting.building import build_host
 from actors.processes.pool import InlinePool
 from algorithms.clients import Call, Clients, Procedure, Replies
 from cluster.rounds.interrupts import stop_requests
-from cluster.rounds.progress import Progress, empty_tables
-from cluster.rounds.selecting import Selector
 from cluster.run import inline_device, limited_threads
 from rayfl.aggregation.memory import without_memory
 from rayfl.aggregation.privacy import reference_of
@@ -159,18 +158,10 @@ class _RoundStart:
         content = self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
         self.server, remembered = without_memory(content)
         moved_norm = None if before is None else before.clip_norm
-        known = Progress(round - 1, self.server, empty_tables(parts), remembered=remembered)
-        again = (
-            None if parts.context.repeats is None else Selector(parts, self.federation).choose(round - 1, known, None)
-        )
-        self.federation.begin_round(
-            round - 1,
-            splits,
-            cohort,
-            moved_norm=moved_norm,
-            remembered=remembered,
-            repeats=None if again is None else again.repeats,
-        )
+        recorded = where(run.cohorts, round=round).to_pylist() if parts.chosen else []
+        repeats = {row["client"]: row["count"] for row in recorded if row["count"] > 1}
+        begin = partial(self.federation.begin_round, round - 1, splits, cohort)
+        begin(moved_norm=moved_norm, remembered=remembered, repeats=repeats)
 
     def done(self, server: Tree | None) -> _ReplayedRound:
         """Returns the states, scores and server after the round."""

@@ -190,7 +190,7 @@ class Driver:
                 **self._selector.remembered(chosen, present, self._federation.changes),
             },
         )
-        progress.tables.add_cohort(progress.rounds_completed, present, chosen.losses)
+        progress.tables.add_cohort(progress.rounds_completed, present, chosen.losses, chosen.repeats)
         progress.tables.clip_norm = self._federation.context.clip_norm
         if self._parts.schedule is not None:
             messages = [traffic.by_client[client] for client in turnout.cohort if client in traffic.by_client]

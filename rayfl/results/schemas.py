@@ -157,10 +157,13 @@ what ``client`` had learned in these rounds is lost, and it began again from its
 what a client never sampled has). ``file`` was damaged, and how says ``reason``.
 """
 
-COHORTS_SCHEMA = pa.schema([("round", pa.int32()), ("client", pa.int32()), ("loss", pa.float64())])
+COHORTS_SCHEMA = pa.schema(
+    [("round", pa.int32()), ("client", pa.int32()), ("loss", pa.float64()), ("count", pa.int32())]
+)
 """One row per client that took part in a round, of runs whose cohorts cannot be drawn again from the seed: those with
 ``selection`` or simulated devices. ``loss`` is the mean loss of its training samples before the round, of the model
-that it received; null where the selection did not need it."""
+that it received; null where the selection did not need it. ``count`` is how often it counts in the means of the round:
+1, or more where the selection says so."""
 
 TABLES = {
     "clients": CLIENTS_SCHEMA,

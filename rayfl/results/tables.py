@@ -168,16 +168,20 @@ class ResultTables:
         if rows:
             self.skipped = appended(self.skipped, rows, SKIPPED_SCHEMA)
 
-    def add_cohort(self, round: int, cohort: Sequence[int], losses: Mapping[int, float]) -> None:
+    def add_cohort(
+        self, round: int, cohort: Sequence[int], losses: Mapping[int, float], repeats: Mapping[int, int]
+    ) -> None:
         """Adds who took part in a round, where that is recorded.
 
         Args:
             round: completed rounds, this one included.
             cohort: clients, ascending.
             losses: of their training samples before the round, by client; of those that were asked.
+            repeats: how often clients count in the means of the round, of those that count more than once.
         """
         if self.cohorts is not None and cohort:
-            rows = [{"round": round, "client": client, "loss": losses.get(client)} for client in cohort]
+            told = [(client, losses.get(client), repeats.get(client, 1)) for client in cohort]
+            rows = [{"round": round, "client": client, "loss": loss, "count": count} for client, loss, count in told]
             self.cohorts = appended(self.cohorts, rows, COHORTS_SCHEMA)
 
     def add(
