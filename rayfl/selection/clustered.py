@@ -32,8 +32,8 @@ class Clustered(Strategy):
     cut into the largest groups with sum p_i <= 1/m; the m largest groups each begin a distribution, and clients of the
     others fill them up. Probabilities are whole numbers of samples, so that they are exact.
 
-    The paper says nothing of a client with p_i > 1/m under Algorithm 2. Here it has as many distributions to itself as
-    it fills, and only the rest of it is clustered.
+    A client with p_i > 1/m has as many distributions to itself as it fills; under Algorithm 2 only the rest of it is
+    clustered.
     """
 
     name: Literal["clustered"] = "clustered"

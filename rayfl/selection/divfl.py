@@ -26,9 +26,9 @@ class DivFL(Strategy):
     the one with which G is least. With ``sampled`` each step compares that many clients drawn uniformly (stochastic
     greedy).
 
-    u_k is the last update that client k has sent, a change of the model (the paper's variant without further
-    communication). The paper has all clients send a gradient in the first round; here clients of which nothing is
-    known yet are drawn first, uniformly, until there are none.
+    u_k is the last update that client k has sent, a change of the model (the paper's communication-efficient variant).
+    The authors' code (melodi-lab/divfl) has all clients send a gradient before the first round; here clients of which
+    nothing is known yet are drawn first, uniformly, until there are none.
     """
 
     name: Literal["divfl"] = "divfl"
