@@ -87,7 +87,7 @@ def _vectors(own: Tree) -> dict[int, Tensor]:
 
 
 def _renewed(matrix: np.ndarray, vectors: Mapping[int, Tensor], changed: Collection[int], metric: Metric) -> np.ndarray:
-    """Computes the rows and columns of some clients anew, in place; returns the matrix.
+    """Computes the rows and columns of some clients again, in place; returns the matrix.
 
     SciPy sums one pair after the other, so that bits depend neither on threads nor on which rows are computed.
     """

@@ -13,4 +13,3 @@ from rayfl.data.partitions.owners import places_by_owner
 def test_every_sample_is_its_owners_in_ascending_order(owner: list[int]) -> None:
     found = places_by_owner(np.array(owner, dtype=np.int64), 7)
     assert [places.tolist() for places in found] == [[i for i, one in enumerate(owner) if one == k] for k in range(7)]
-
