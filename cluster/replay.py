@@ -28,7 +28,7 @@ from rayfl.results.schemas import metrics_of
 from rayfl.results.summaries import defined
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.inversion import Message
-from rayfl.runs.participation import left_out
+from rayfl.runs.participation import begun_after, left_out
 from rayfl.runs.rows import where
 from rayfl.storage.manifest import Manifest
 
@@ -78,7 +78,8 @@ def replay(run: RunFolder, round: int, client: int, whole: bool = False) -> Repl
 
     Raises:
         ConfigError: when there is no such round or client, or it took no part.
-        RunError: when a needed commit is not kept, or there is nothing to compare with.
+        RunError: when a needed commit is not kept, there is nothing to compare with, or the round is one of the run
+            that a fork came from.
     """
     config, cohort = run.config, participants(run, round, client)
     before = run.manifest(round - 1) if round > 1 else None
@@ -129,9 +130,6 @@ def sent_message(run: RunFolder, round: int, client: int) -> Message:
         RunError: when a needed commit is not kept.
     """
     config, cohort = run.config, participants(run, round, client)
-    begun = next((int(entry.get("rounds_completed", 0)) for entry in run.environment), 0)
-    if round <= begun:
-        raise RunError(f"{run.storage.uri} begins after round {begun}: earlier ones are those of another run")
     before = run.manifest(round - 1) if round > 1 else None
     with limited_threads(config.cluster.threads_per_actor), arithmetic(config.engine.precision), stop_requests(0):
         stage = _RoundStart(run, before, round, cohort, ())
@@ -155,7 +153,7 @@ class _RoundStart:
         self.host = build_host(config, 0, inline_device(config.cluster.device), tell=print)
         self.federation = Federation(Hosts(InlinePool([self.host])), parts.task, parts.context, parts.check())
         self.federation.adopt(before.states if before is not None else {})
-        content = self.algorithm.init(parts.task, parts.context) if before is None else run.store.read_server(before)
+        content = parts.initial_server() if before is None else run.store.read_server(before)
         self.server, remembered = without_memory(content)
         moved_norm = None if before is None else before.clip_norm
         recorded = where(run.cohorts, round=round).to_pylist() if parts.chosen else []
@@ -265,10 +263,12 @@ def participants(run: RunFolder, round: int, client: int | None = None) -> list[
 
     Raises:
         ConfigError: when there is no such round, or the client took no part.
-        RunError: when it is not known who did.
+        RunError: when it is not known who did, or the round is one of the run that a fork came from.
     """
     if not 1 <= round <= run.config.train.rounds:
         raise ConfigError(f"--round: {run.storage.uri} has rounds 1 to {run.config.train.rounds}, not {round}")
+    if round <= (begun := begun_after(run) or 0):
+        raise RunError(f"{run.storage.uri} begins after round {begun}: earlier ones are those of another run")
     if run.parts.schedule is not None:
         raise RunError("rounds on simulated devices cannot be replayed: who was asked depends on the virtual clock")
     absent = set(where(left_out(run.skipped), round=round)["client"].to_pylist())

@@ -27,6 +27,14 @@ def recorded_cohorts(content: Mapping[str, Any]) -> bool:
     return names["selection"] not in (None, "uniform") or names["system"] not in (None, "none")
 
 
+def begun_after(run: Run) -> int | None:
+    """Returns after which round a run has begun: a fork has the rounds before from another run; None if not known."""
+    init = run.content.get("init", {})
+    if init.get("what") == "commit":
+        return int(init["round"])
+    return next((int(entry.get("rounds_completed", 0)) for entry in run.environment), None)
+
+
 def participants(run: Run) -> pa.Table | None:
     """Returns who took part in each completed round: round and client, ascending; None where that is not known exactly.
 
@@ -36,8 +44,7 @@ def participants(run: Run) -> pa.Table | None:
     devices; of runs that do not record how many clients they have, or have lost rows of a table that tells.
     """
     count, wanted = run.num_clients, run.content["train"].get("clients_per_round")
-    begun = [int(entry.get("rounds_completed", 0)) for entry in run.environment[:1]]
-    if count is None or wanted is None or begun != [0] or {"skipped", "cohorts"} & {*run.damage["lost"].to_pylist()}:
+    if count is None or wanted is None or begun_after(run) != 0 or {"skipped", "cohorts"} & {*run.damage["lost"].to_pylist()}:
         return None
     if recorded_cohorts(run.content):
         rows = run.cohorts.select(["round", "client"]).to_pylist()

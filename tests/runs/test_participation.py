@@ -11,11 +11,12 @@ import pytest
 
 import rayfl
 from algorithms.registry import METHODS
+from cluster.rounds.forking import fork
 from rayfl.report.process import cohorts
 from rayfl.results.schemas import SKIPPED_SCHEMA
 from rayfl.runs.finding import load_run
 from rayfl.runs.loading import Run
-from rayfl.runs.participation import participants
+from rayfl.runs.participation import begun_after, participants
 from rayfl.runs.rows import attendance
 from tests.support.experiments import small_experiment
 
@@ -86,3 +87,16 @@ def test_what_is_not_known_exactly_is_said_to_be_of_scored_clients(changed: Call
         drawn = cohorts(run)
         assert drawn is not None and drawn.caption.startswith("Clients of the cohorts that were scored in")
         assert "never" not in drawn.caption
+
+
+def test_a_fork_is_not_taken_to_have_had_its_cohorts_from_the_beginning(tmp_path: Path) -> None:
+    options = {"train.clients_per_round": 1, "train.rounds": 2, "evaluation.cohort_every": 0, "storage.keep_commits": 2}
+    rayfl.run(small_experiment(tmp_path, "source", "fedavg", backend="inline"), **options)
+    fork(str(tmp_path / "source"), "forked", 1, {"train.clients_per_round": 3, "evaluation.cohort_every": 1})
+    rayfl.run(tmp_path / "forked")
+    source, forked = (load_run(str(tmp_path / name), METHODS) for name in ("source", "forked"))
+    assert len(pairs(participants(source))) == 2
+    assert (begun_after(source), begun_after(forked)) == (0, 1)
+    assert participants(forked) is None
+    drawn = cohorts(forked)
+    assert drawn is not None and drawn.caption.startswith("Clients of the cohorts that were scored in 1 rounds")

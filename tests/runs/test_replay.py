@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rayfl
-from cluster.replay import replay
+from algorithms.registry import Experiment
+from cluster.replay import replay, sent_message
+from cluster.rounds.forking import fork
 from rayfl.errors import ConfigError, RunError
-from rayfl.runs.folder import RunFolder
+from rayfl.runs.folder import RunFolder, open_run
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from tests.support.commands import command
@@ -87,3 +90,33 @@ def test_without_rows_and_state_there_is_nothing_to_compare(tmp_path: Path) -> N
         replay(run, 1, client)
     found = replay(run, 1, client, whole=True)
     assert list(found.compared) == ["server"] and not found.differences
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{}, {"algorithm": "fedavgm"}, {"compression": {"name": "sign"}}, {"aggregator": {"name": "median"}}],
+    ids=lambda section: next(iter(section), "mean"),
+)
+def test_the_first_round_is_replayed_where_normalization_stays_with_the_clients(
+    tmp_path: Path, section: dict[str, Any]
+) -> None:
+    """The server begins without the tensors that stay, so that changes of others and the server's own steps fit."""
+    train = {"train.private_norm": "all", "train.rounds": 1}
+    rayfl.run({**small_experiment(tmp_path, "r", "fedbn", backend="inline"), "algorithm": "fedavg", **section}, **train)
+    run = open_run(str(tmp_path / "r"), Experiment, trust=True)
+    client = run.parts.cohort(0)[0]
+    for whole in (False, True):
+        assert replay(run, 1, client, whole).differences == {}
+    assert any(not leaf.numel() for leaf in sent_message(run, 1, client).sent.values())
+
+
+def test_a_fork_replays_its_own_rounds_alone(tmp_path: Path) -> None:
+    keep = {"storage.keep_commits": 4, "train.rounds": 2}
+    rayfl.run(small_experiment(tmp_path, "source", "fedavg", backend="inline"), **keep)
+    fork(str(tmp_path / "source"), "forked", 1, {"train.lr": 0.01})
+    rayfl.run(tmp_path / "forked")
+    run = opened(tmp_path / "forked")
+    assert replay(run, 2, run.parts.cohort(1)[0], whole=True).differences == {}
+    for repeat in (replay, sent_message):
+        with pytest.raises(RunError, match="begins after round 1: earlier ones are those of another run"):
+            repeat(run, 1, run.parts.cohort(0)[0])
