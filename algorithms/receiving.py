@@ -191,9 +191,10 @@ def as_sent(
     messages = {client: Weighted(sent[client]["tree"], sent[client]["weight"]) for client in sorted(sent)}
     where, rule = _where(context, procedure), context.aggregator
     if len(messages) < least:
+        fewer = "lower aggregator.malicious, " if getattr(rule, "malicious", 0) else ""
         raise ClientError(
-            f"{where}: aggregator={rule.name} needs {least} messages, and {len(messages)} have come: lower "
-            "aggregator.malicious, raise train.clients_per_round, or let fewer clients drop out"
+            f"{where}: aggregator={rule.name} needs {least} messages, and {len(messages)} have come: {fewer}raise "
+            "train.clients_per_round, or let fewer clients drop out"
         )
     first, *others = messages
     try:

@@ -96,11 +96,17 @@ def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:
     if algorithm.own_rule and not isinstance(rule, Mean):
         raise ConfigError(f"{option}: {algorithm.name} has a rule of its own: {algorithm.own_rule}; leave one out")
     weights = check_weights(config, option)
-    if context.smallest_cohort < rule.least:
-        at_least = "" if context.smallest_cohort == context.cohort_size else " in the smallest round"
+    smallest = context.smallest_cohort
+    if max(smallest, 1) < rule.least:  # without any client there is no message, and nothing changes
+        at_least = "" if smallest == context.cohort_size else " in the smallest round"
+        fixes = ["raise train.clients_per_round"]
+        if context.train.sampling == "poisson":
+            at_least += " (with train.sampling=poisson there may be none)"
+            fixes = ["set train.sampling=fixed or cyclic"]
+        if getattr(rule, "malicious", 0):
+            fixes.append("lower aggregator.malicious")
         raise ConfigError(
-            f"{option} needs {rule.least} clients in a round, and there are {context.smallest_cohort}{at_least}: raise "
-            "train.clients_per_round, or lower aggregator.malicious"
+            f"{option} needs {rule.least} clients in a round, and there are {smallest}{at_least}: {', or '.join(fixes)}"
         )
     if not rule.weighs and weights != "uniform":
         _log.warning("%s: every client counts alike; algorithm.aggregation=%s has no effect on models", option, weights)

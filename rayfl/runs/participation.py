@@ -44,7 +44,8 @@ def participants(run: Run) -> pa.Table | None:
     devices; of runs that do not record how many clients they have, or have lost rows of a table that tells.
     """
     count, wanted = run.num_clients, run.content["train"].get("clients_per_round")
-    if count is None or wanted is None or begun_after(run) != 0 or {"skipped", "cohorts"} & {*run.damage["lost"].to_pylist()}:
+    lost = {"skipped", "cohorts"} & {*run.damage["lost"].to_pylist()}
+    if count is None or wanted is None or begun_after(run) != 0 or lost:
         return None
     if recorded_cohorts(run.content):
         rows = run.cohorts.select(["round", "client"]).to_pylist()

@@ -108,6 +108,16 @@ def test_runs_without_either_keep_their_fingerprint(tmp_path: Path) -> None:
     assert plain.fingerprint() == none.fingerprint() != parts(tmp_path, attack={}).config.fingerprint()
 
 
+@pytest.mark.parametrize("aggregator", ["mean", "geometric_median"])
+def test_a_round_that_has_nobody_needs_no_message(aggregator: str, tmp_path: Path) -> None:
+    """With Poisson sampling a cohort may be empty: then nothing is combined, and the server's model stays."""
+    train = {"sampling": "poisson", "clients_per_round": 1, "rounds": 4}
+    content = experiment(tmp_path, aggregator=aggregator, train=train)
+    sizes = [len(Parts(load_config(Experiment, content, {})).cohort(round)) for round in range(4)]
+    assert 0 in sizes and any(sizes), "the test needs a round with clients and one without"
+    assert rayfl.run(content).rounds_completed == 4
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -118,6 +128,12 @@ def test_runs_without_either_keep_their_fingerprint(tmp_path: Path) -> None:
             {"train": {"min_clients_per_round": 3}},
             "trimmed_mean needs 5 clients in a round, and there are 3 in the smallest round",
         ),
+        (
+            {"train": {"sampling": "poisson"}},
+            r"needs 5 clients.*are 0 in the smallest round \(with train\.sampling=poisson there may be none\): "
+            r"set train\.sampling=fixed or cyclic, or lower aggregator\.malicious",
+        ),
+        ({"aggregator": "foolsgold", "train": {"clients_per_round": 1}}, r"raise train\.clients_per_round$"),
         ({"aggregator": {"name": "bulyan", "malicious": 2}}, "bulyan needs 11 clients in a round"),
         ({"aggregator": {"name": "krum", "malicious": 1, "kept": 10}}, "krum needs 10 clients"),
         ({"algorithm": {"name": "fedavg", "aggregation": "population"}}, "the server's own model is part of that mean"),
