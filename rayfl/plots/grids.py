@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from rayfl.engine.scoring.evaluation import evaluate
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.runs.committed import CommittedModels
+from rayfl.runs.folder import RunFolder
 from rayfl.tasks.base import Model, Predictor, Task
 
 SAMPLES = 2000
@@ -34,6 +35,16 @@ def losses(
     size = models.run.config.evaluation.batch_size
     found = [evaluate({"": Predictor.of(model_at(point))}, examples, task, size)[""].loss for point in points]
     return np.array(found)
+
+
+def need_whole_models(runs: Sequence[RunFolder], kind: str) -> None:
+    """Raises ConfigError for a run whose server has no model that could predict."""
+    for run in runs:
+        if (policy := run.config.train.private_norm) != "none":
+            raise ConfigError(
+                f"{run.uri}: with train.private_norm={policy} each client has normalization layers of its own, so that "
+                f"there is no one model for all samples that {kind} could draw"
+            )
 
 
 def check_counts(points: int, fewest: int, samples: int) -> None:

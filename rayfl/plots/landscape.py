@@ -12,7 +12,7 @@ import pyarrow as pa
 from rayfl.errors import ConfigError
 from rayfl.examples import Examples
 from rayfl.metrics import Metric
-from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
+from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses, need_whole_models
 from rayfl.plots.metrics import measure
 from rayfl.plots.planes import Plane, plane_around, plane_through
 from rayfl.plots.series import experiment, series_of
@@ -108,6 +108,7 @@ def _check(runs: Sequence[RunFolder], plane: str, clients: Sequence[int] | None)
             f"landscape: a plane through models needs three runs, or one whose clients have models of their own; these "
             f"are {len(runs)}. With --plane random every run has a panel"
         )
+    need_whole_models(runs, "landscape")
     if clients is not None and (plane == "random" or len(runs) > 1):
         raise ConfigError("--clients: only the plane through models of one run has clients' models")
     for run in runs[1:]:

@@ -12,7 +12,7 @@ import torch
 from rayfl.errors import ConfigError, RunError
 from rayfl.models.pretrained.mixing import at_point
 from rayfl.params import Tree
-from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses
+from rayfl.plots.grids import SAMPLES, check_counts, check_number, losses, need_whole_models
 from rayfl.plots.metrics import measure
 from rayfl.plots.series import need_methods
 from rayfl.plots.style import SEQUENTIAL, THETA, new_panels, subscript
@@ -84,6 +84,7 @@ def draw(
 
 def _checked(runs: Sequence[RunFolder]) -> RunFolder:
     need_methods(runs, ["floco", "floco_plus"], "simplex")
+    need_whole_models(runs, "simplex")
     if len(runs) != 1:
         raise ConfigError(f"simplex is of one run, not of {len(runs)}")
     dimension = runs[0].config.algorithm.simplex_dimension

@@ -16,6 +16,7 @@ from rayfl.engine.engine import Engine
 from rayfl.engine.updates.trampoline import run_procedures
 from rayfl.errors import ConfigError, RunError
 from rayfl.examples import Examples
+from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Cohort
@@ -74,6 +75,12 @@ class CommittedModels:
         before = known.filter(pc.less_equal(known["round"], self.rounds_completed))
         return frozenset(range(self.parts.num_clients)) - frozenset(before["client"].to_pylist())
 
+    @cached_property
+    def _norm(self) -> PrivateNorm:
+        """The parts of models that stay with their clients."""
+        parts = self.parts
+        return PrivateNorm(parts.task.network, parts.config.train.private_norm, parts.streams)
+
     def state(self, client: int) -> Tree:
         """A client's state; empty for one that has none (yet)."""
         file = self.manifest.states.get(client)
@@ -112,9 +119,10 @@ class CommittedModels:
             self._served = (tree, algorithm.served(tree, self.parts.context))
         common, own = self._served[1]
         newcomer = client in self.parts.context.newcomers
-        procedure = (algorithm.newcomer_predictors if newcomer else algorithm.predictors)(
-            self.client(client), {**common, **own.get(client, {})}
-        )
+        asked, given = self.client(client), {**common, **own.get(client, {})}
+        if self._norm.names:
+            given = self._norm.joined(given, asked.state, _CPU)
+        procedure = (algorithm.newcomer_predictors if newcomer else algorithm.predictors)(asked, given)
         found: Any = run_procedures({client: procedure}, self.engine)[client]
         if isinstance(found, Exception):
             raise found
