@@ -274,10 +274,10 @@ def participants(run: RunFolder, round: int, client: int | None = None) -> list[
     absent = set(where(left_out(run.skipped), round=round)["client"].to_pylist())
     sampled = where(run.cohorts, round=round)["client"].to_pylist() if run.parts.chosen else run.parts.cohort(round - 1)
     cohort = [one for one in sampled if one not in absent]
-    if client is not None and client not in cohort:
-        raise ConfigError(
-            f"--client: client {client} took no part in round {round}; those who did: {', '.join(map(str, cohort))}"
-        )
+    # A method may train others than those that were sampled for it (DRFA).
+    known = sorted({*cohort, *where(run.clients, round=round, cohort="selected")["client"].to_pylist()})
+    if client is not None and client not in known:
+        raise ConfigError(f"--client: client {client} took no part in round {round}; {', '.join(map(str, known))} did")
     return cohort
 
 

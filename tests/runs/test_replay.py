@@ -14,6 +14,7 @@ from cluster.replay import replay, sent_message
 from cluster.rounds.forking import fork
 from rayfl.errors import ConfigError, RunError
 from rayfl.runs.folder import RunFolder, open_run
+from rayfl.runs.rows import where
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from tests.support.commands import command
@@ -42,6 +43,16 @@ def test_a_whole_round_gives_the_servers_bits(finished: Finished, method: str) -
     found = replay(run, 3, run.parts.cohort(2)[0], whole=True)
     assert found.whole and found.compared["server"] > 0
     assert found.differences == {}
+
+
+def test_clients_that_a_method_has_drawn_itself_are_replayed(tmp_path: Path) -> None:
+    """DRFA trains clients by its weights, and asks those that were sampled for their losses."""
+    rayfl.run(small_experiment(tmp_path, "r", "drfa", backend="inline"), **{"train.rounds": 1, "train.momentum": 0})
+    run = opened(tmp_path / "r")
+    trained = where(run.clients, round=1, cohort="selected")["client"].to_pylist()
+    others = sorted(set(trained) - set(run.parts.cohort(0)))
+    assert others, "the test needs a client that was drawn by the method alone"
+    assert replay(run, 1, others[0]).differences == {}
 
 
 def test_a_replay_changes_nothing(superfed: RunFolder) -> None:
