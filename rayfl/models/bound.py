@@ -16,7 +16,7 @@ from rayfl.models.anatomy import slots
 from rayfl.models.classification import ClassificationModel
 from rayfl.models.forward_pass import ForwardPass, is_stacked
 from rayfl.models.recurrent_weights import in_one_block
-from rayfl.models.reduced_precision import reduced_precision
+from rayfl.models.reduced_precision import has_broad_kernels, reduced_precision
 from rayfl.models.stackable import make_stackable
 
 
@@ -58,6 +58,7 @@ class BoundModel:
         self._channels_last = skeleton.channels_last
         self._recurrent = tuple(module for module in skeleton.modules() if isinstance(module, nn.RNNBase))
         self._by_library = False  # whether PyTorch's libraries compute recurrent layers of the tree that is bound
+        self._broad = has_broad_kernels(skeleton)
         for module in self._recurrent:
             # Without references RNNBase sees no change of weights. Otherwise it would call flatten_parameters,
             # which on CUDA moves the bound tensors to storage of its own and detaches them from the caller's vector.
@@ -177,7 +178,7 @@ class BoundModel:
         if self._reduced is None:
             return nullcontext()
         assert self._device is not None  # a tree is bound
-        return reduced_precision(self._reduced, self._device, self._by_library)
+        return reduced_precision(self._reduced, self._device, self._by_library, self._broad)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         """Inputs of the bound model as it reads them fastest."""
