@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayfl.data.images.augment import Variations
+from rayfl.data.images.variations import Variations
 from rayfl.engine.gradients.example_gradients import of_samples_and_others
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.batches import BatchPlan, plan_batches, poisson_batches, sampling_rate
@@ -14,6 +14,7 @@ from rayfl.engine.updates.local_settings import LocalSettings
 from rayfl.engine.updates.requests import ExamplePrivacy, Objective
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import MethodError
+from rayfl.examples import Examples
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,22 @@ class ClientStreams:
         if augmentation is None:
             return None
         return Variations.of_steps(augmentation, plan.bounds, settings.repeats, self.generator("augment", settings))
+
+    def viewed(self, examples: Examples) -> bool:
+        """Returns whether a task compares views of these samples, which are images and no other inputs."""
+        augmentation, x = self.context.augmentation, examples.x
+        return (
+            augmentation is not None and augmentation.views > 1 and x.dim() == 4 and x.shape[2:] == augmentation.sides
+        )
+
+    def views_of(self, examples: Examples) -> Examples:
+        """Returns samples with the views that a task compares (stream ``augment.gradient``), or as they are."""
+        augmentation = self.context.augmentation
+        if augmentation is None or not self.viewed(examples):
+            return examples
+        generator = self.context.streams.generator("augment.gradient", self.round, self.client)
+        drawn = Variations(augmentation, augmentation.draw(generator, len(examples)))
+        return Examples(*drawn.to(examples.x.device).applied(examples.x, examples.y))
 
     def private(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from rayfl.data.images.augment import Augmentation
+from rayfl.data.images.augmentation import Augmentation
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.engine.updates.stragglers import WHOLE, steps_within, work_of

@@ -16,7 +16,9 @@ from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.aggregation.magnitudes import NonFiniteError, check_finite, extremes_of
-from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
+from rayfl.data.images.augment import AugmentConfig
+from rayfl.data.images.augmentation import Augmentation
+from rayfl.data.images.variations import Variations
 from rayfl.engine import transfers
 from rayfl.engine.transfers import move_trees
 from rayfl.engine.updates.feed import Feed

@@ -12,7 +12,8 @@ from torch import Tensor
 from algorithms.base import Algorithm
 from algorithms.fedgen import FedGen
 from algorithms.pfedhn import PFedHN
-from rayfl.data.images.augment import Augmentation, AugmentConfig
+from rayfl.data.images.augment import AugmentConfig
+from rayfl.data.images.augmentation import Augmentation
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext

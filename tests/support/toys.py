@@ -22,7 +22,7 @@ from algorithms.fedavg import FedAvg
 from algorithms.parts.proximity import proximity
 from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
-from rayfl.data.images.augment import Augmentation
+from rayfl.data.images.augmentation import Augmentation
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig

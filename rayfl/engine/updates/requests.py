@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.images.augment import Variations
+from rayfl.data.images.variations import Variations
 from rayfl.engine.updates.batches import BatchPlan
 from rayfl.engine.updates.flat import Layout
 from rayfl.errors import MethodError

@@ -16,7 +16,8 @@ from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from checks.bench import DEVICE, REHEARSAL, failing_device, federation, play
 from checks.running import Check, Record
-from rayfl.data.images.augment import Augmentation, AugmentConfig
+from rayfl.data.images.augment import AugmentConfig
+from rayfl.data.images.augmentation import Augmentation
 from rayfl.engine.stacks import vectorized
 from rayfl.engine.updates.feed import Feed
 from rayfl.examples import InputSpec

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from algorithms.fedavg import FedAvg
 from algorithms.pfedme import PFedMe
 from algorithms.superfed import SuPerFed
-from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
+from rayfl.data.images.augment import AugmentConfig
+from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.transform import Normalization, TransformConfig
+from rayfl.data.images.variations import Variations
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network

@@ -14,7 +14,8 @@ from torch import Tensor
 import rayfl
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
-from rayfl.data.images.augment import Augmentation, AugmentConfig
+from rayfl.data.images.augment import AugmentConfig
+from rayfl.data.images.augmentation import Augmentation
 from rayfl.errors import ConfigError, ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts

@@ -18,7 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfl.data.images.augment import Augmentation, AugmentConfig, Variations
+from rayfl.data.images.augment import AugmentConfig
+from rayfl.data.images.augmentation import Augmentation
+from rayfl.data.images.variations import Variations
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.stacks import vectorized
 from rayfl.engine.stacks.capture import Capture, CudaGraphs
