@@ -14,6 +14,7 @@ from algorithms.parts.mixture import mixed_weights, parameters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
+from rayfl.errors import ConfigError
 from rayfl.objectives import constant, line, loss
 from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
@@ -63,6 +64,11 @@ class APFL(Averaging):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
+        if self.mix == "logits" and not task.mixes_outputs:
+            raise ConfigError(
+                f"algorithm.mix=logits: task={task.name} scores features, which a mixture of outputs has not: set "
+                "algorithm.mix=weights"
+            )
         if self.adaptive:
             reason = "alpha_k moves by train.lr times its gradient: set algorithm.adaptive=false for another optimizer"
             check_sgd("APFL", context.train, reason)

@@ -10,7 +10,7 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``privacy.local``,
 ``privacy.tree.<tensor>``, ``privacy.banded.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``,
 ``topology``, ``mask``,
-``edges``, ``dispatch``, ``secure_sum``, ``selection``;
+``edges``, ``dispatch``, ``secure_sum``, ``selection``, ``views``, ``augment.gradient``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """
 

@@ -64,11 +64,25 @@ class Scorer:
         self._said: set[str] = set()
         self.busy_s = 0.0
 
-    def score(self, predictors: Mapping[str, Predictor], examples: Examples, split: str) -> dict[str, Statistics]:
-        """Returns the statistics of each predictor over samples on the device, which are of a split."""
+    def score(
+        self,
+        predictors: Mapping[str, Predictor],
+        examples: Examples,
+        split: str,
+        training: Examples | None = None,
+    ) -> dict[str, Statistics]:
+        """Returns the statistics of each predictor over samples on the device.
+
+        Args:
+            predictors: by name.
+            examples: the samples.
+            split: which they are.
+            training: the training samples of the client whose samples they are; None where they are nobody's.
+        """
 
         def scored(samples: Examples) -> dict[str, Statistics]:
-            return evaluate(predictors, samples, self._task, self._batch_size, self._pieces)
+            own = split == "train"
+            return evaluate(predictors, samples, self._task, self._batch_size, self._pieces, training, own)
 
         found = scored(examples)
         if self._backdoor is None or split not in TRIGGERED:
@@ -119,7 +133,7 @@ class Scorer:
             known = scored.get(split, {})
             rest = {name: predictor for name, predictor in predictors.items() if name not in known}
             with self._timed() if rest else nullcontext():
-                made = {**known, **(self.score(rest, samples[split], split) if rest else {})}
+                made = {**known, **(self.score(rest, samples[split], split, samples["train"]) if rest else {})}
             found[split] = {name: made[name] for name in predictors}
         return found
 

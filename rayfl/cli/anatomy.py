@@ -88,7 +88,9 @@ def anatomies(config: ExperimentConfig) -> list[Anatomy]:
     spec, model = inputs_of(config), config.model
     candidates = model.candidates if isinstance(model, Candidates) else (model,)
     made_for = config.task.of_model(spec)
-    return [_anatomy(one.name, one.network(made_for), replace(made_for, shape=spec.shape)) for one in candidates]
+    networks = [config.task.network_of(one.network(made_for), made_for, one.name) for one in candidates]
+    shown = replace(made_for, shape=spec.shape)
+    return [_anatomy(one.name, network, shown) for one, network in zip(candidates, networks, strict=True)]
 
 
 def inputs_of(config: ExperimentConfig) -> InputSpec:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rayfl.engine.client_streams import ClientStreams
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.scoring.evaluation import samples_at_a_time
+from rayfl.engine.scoring.own_score import own_score
 from rayfl.engine.steps.optimizer_state import save_optimizer, with_optimizer
 from rayfl.engine.updates.batches import BatchPlan, num_steps
 from rayfl.engine.updates.local_settings import LocalOptions, LocalSettings
@@ -154,7 +155,7 @@ class Client:
         """Minimizes ``objective`` by local steps of the optimizer, from ``trainable``; returns the trained tree.
 
         The client's own images are augmented as configured, here and nowhere else, with numbers from the stream
-        ``augment``.
+        ``augment``. A task that compares two views of each image has them of all images.
 
         Args:
             trainable: the tree to train, left as it is. A tensor that the objective does not read has a zero
@@ -208,7 +209,7 @@ class Client:
             groups=local.groups,
             max_grad_norm=train.max_grad_norm,
             task=task,
-            variations=streams.variations(local, plan) if examples is None else None,
+            variations=streams.variations(local, plan) if examples is None or streams.viewed(samples) else None,
             private=streams.private(local, plan, len(samples), objective, usual, self.noised),
         )
         if local.keep_optimizer:
@@ -239,7 +240,7 @@ class Client:
         batch_size = self.context.train.batch_size or len(samples)
         request = GradientRequest(
             client=self.id,
-            examples=samples,
+            examples=self._streams.views_of(samples),
             point=point,
             objective=objective,
             batch_size=max(batch_size, _LARGE_BATCH),
@@ -267,18 +268,9 @@ class Client:
 
     async def score(self, predictor: Predictor, split: str = "train") -> Statistics:
         """The task's metrics of a predictor on one of the client's splits, in evaluation mode."""
-        examples, models = self._examples[split], predictor.built()
+        examples, training = self._examples[split], self._examples["train"]
         task = predictor.task or self.task
-        if not len(examples):
-            return Statistics.empty(task.measures)
-        if getattr(task.network, "output_rows", None):  # all predictions would not fit into memory
-            both = torch.stack([examples.x, examples.y], -1)
-            sums = await self.outputs(
-                lambda xy, task: task.statistics(predictor, models, xy[..., 0], xy[..., 1])[None], both, task=task
-            )
-            return Statistics.from_vector(sums.sum(0), task.measures)
-        rows = await self.outputs(lambda x, task: predictor.predictions(models, x, task), examples.x, task=task)
-        return Statistics.from_vector(task.measures.statistics(rows, examples.y), task.measures)
+        return await own_score(self.outputs, predictor, examples, training, split == "train", task)
 
     def publish(self, **predictors: Predictor) -> None:
         """Publishes models to be scored right after local training, as result rows of phase ``trained``."""

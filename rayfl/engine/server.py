@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rayfl.data.federated import OnDemand
+from rayfl.data.images.variations import Variations
 from rayfl.engine.client import Client
 from rayfl.engine.client_streams import ClientStreams
 from rayfl.engine.round_context import RoundContext
@@ -87,8 +88,11 @@ class ServerStreams(ClientStreams):
             )
         return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,) * (settings.steps * settings.repeats + 1))
 
-    def variations(self, settings: LocalSettings, plan: BatchPlan) -> None:
-        """Returns None: only clients' own images are augmented."""
+    def variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
+        """Returns the views that a task compares; else None: only clients' own images are augmented."""
+        augmentation = self.context.augmentation
+        several = augmentation is not None and augmentation.views > 1 and len(plan.order) > 0
+        return super().variations(settings, plan) if several else None
 
     def private(self, *of_pass: Any) -> None:
         """Returns None: only clients' own samples are private."""

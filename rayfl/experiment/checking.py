@@ -15,6 +15,7 @@ from rayfl.experiment.checks import (
     check_private_norm,
     check_system,
     check_trainable,
+    check_unlabelled,
     names_remarks,
     statistics_remarks,
 )
@@ -65,6 +66,7 @@ def check_parts(parts: Parts) -> np.ndarray:
             f"model.candidates: all clients of {algorithm.name} share one architecture; give a single model"
         )
     algorithm.check_task(parts.task)
+    check_unlabelled(parts.config, parts.task)
     if parts.augmentation is not None:
         check_patches(parts.config, parts.dataset.spec, parts.task.candidates)
     check_optimizer(parts.config.train)

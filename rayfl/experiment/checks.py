@@ -22,6 +22,7 @@ from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device
 from rayfl.system.schedule import options_without_losses
 from rayfl.tasks.base import NetworkTask
+from rayfl.tasks.beside_training import TaskBesideTraining
 
 _log = logging.getLogger("rayfl")
 _SHOWN = 3
@@ -97,6 +98,31 @@ def check_events(dataset: FederatedDataset, clients: int) -> None:
             "%d of %d clients have no event among their training samples and learn nothing by themselves: %s%s",
             len(none), clients, named, ", ..." if len(none) > _SHOWN else "",
         )  # fmt: skip
+
+
+def check_unlabelled(config: ExperimentConfig, task: NetworkTask) -> None:
+    """Refuses what changes or needs labels, where training does without them and evaluations need training samples.
+
+    Args:
+        config: the experiment.
+        task: what is learned.
+
+    Raises:
+        ConfigError: naming the option and the fix.
+    """
+    if not isinstance(task, TaskBesideTraining):
+        return
+    labels = f"task={task.name} learns without labels, and its evaluation needs the true ones of training samples"
+    if config.noise.kind != "none":
+        raise ConfigError(f"noise: {labels}: leave it out")
+    if config.attack.labels != "honest":
+        raise ConfigError(f"attack.labels: {labels}: choose attack.message, or leave it out")
+    for option in ("official_test", "official_personalized"):
+        if getattr(config.evaluation, option):
+            raise ConfigError(
+                f"evaluation.{option}: task={task.name} compares samples with the training samples of their client, "
+                "and those of the official test part have none: leave it out"
+            )
 
 
 def check_patches(config: ExperimentConfig, spec: InputSpec, tasks: Sequence[NetworkTask]) -> None:

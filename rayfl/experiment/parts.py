@@ -14,7 +14,8 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.data.backdoor import Backdoor, WithBackdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.held_out import WithUnseen, held_out
-from rayfl.data.images.augment import Augmentation
+from rayfl.data.images.augmentation import Augmentation
+from rayfl.data.images.variations import Variations
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import FilePartition, assignment, assignment_hash
 from rayfl.data.poisoned import WithWrongLabels
@@ -134,7 +135,8 @@ class Parts:
         """
         spec = self.dataset.spec
         self.config.task.check(spec, self.config.dataset.name)
-        networks = self.config.model.networks(self.model_spec)
+        named = self.config.task, self.model_spec, self.config.model.name
+        networks = [named[0].network_of(one, *named[1:]) for one in self.config.model.networks(named[1])]
         for network in networks:
             network.settle(self.streams.integer("init.global"))
         model = initial_model(self.config.init, self.storage)
@@ -142,7 +144,14 @@ class Parts:
             raise ConfigError("init.from: clients of several architectures (model.candidates) have no model in common")
         if model is not None:
             networks[0].begin_from(self.streams.integer("init.global"), model, str(self.config.init.source))
-        return self.config.task.task(networks, spec, triggered=self.backdoor is not None)
+        return self.config.task.task(networks, spec, self.backdoor is not None, self.evaluation_views)
+
+    @cached_property
+    def evaluation_views(self) -> Variations | None:
+        """Returns how evaluations change images, of a task that compares views of them; else None."""
+        if self.config.task.views == 1 or self.augmentation is None:
+            return None
+        return Variations.of_evaluation(self.augmentation, self.streams.generator("views"))
 
     @cached_property
     def context(self) -> RoundContext:
@@ -173,9 +182,10 @@ class Parts:
         Raises:
             ConfigError: when the inputs are no images.
         """
-        spec, preprocess = self.dataset.spec, self.dataset.preprocess
-        black = np.zeros(spec.shape[0], dtype=np.float32) if preprocess is None else preprocess.black
-        return self.config.augment.build(spec, black)
+        spec, preprocess, views = self.dataset.spec, self.dataset.preprocess, self.config.task.views
+        if preprocess is None or not self.config.augment.active:
+            return self.config.augment.build(spec, np.zeros(spec.shape[0], dtype=np.float32), views=views)
+        return self.config.augment.build(spec, preprocess.pixel(0), preprocess.pixel(1), views)
 
     @cached_property
     def official_test(self) -> OfficialTest:

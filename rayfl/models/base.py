@@ -36,6 +36,7 @@ class Network(BoundModel):
         factory: builds the model on the CPU; draws its initial values from PyTorch's global generator.
 
     Attributes:
+        factory: see above.
         parameter_names: all parameters that require a gradient, in the order of the model.
         buffer_names: the buffers of the tree in the order of the model.
         layers: ``parameter_names`` grouped by the module that owns them; stacked recurrent layers are one group.
@@ -81,7 +82,7 @@ class Network(BoundModel):
     why_differentiable_once: str = ""
 
     def __init__(self, factory: Callable[[], ClassificationModel]) -> None:
-        self._factory = factory
+        self.factory = factory
         skeleton = self._made(0)
         super().__init__(skeleton)
         everything = dict(skeleton.named_parameters())
@@ -188,7 +189,7 @@ class Network(BoundModel):
         with torch.random.fork_rng(devices=[]):
             # torch.manual_seed would also reseed the accelerators, which fork_rng(devices=[]) does not restore.
             torch.default_generator.manual_seed(seed)
-            return self._factory()
+            return self.factory()
 
     def _tree_of(self, model: ClassificationModel) -> dict[str, Tensor]:
         values = named_tensors(model)

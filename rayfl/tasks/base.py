@@ -86,6 +86,7 @@ class Task(Protocol):
     name: str
     traits: frozenset[Trait]
     inputs_per_sample: ClassVar[int]
+    mixes_outputs: ClassVar[bool]
 
     @property
     def measures(self) -> Measures:
@@ -155,6 +156,7 @@ class NetworkTask(ABC):
         compares_samples: whether the loss compares samples of a mini-batch, so that a single one has none of its own.
         inputs_per_sample: how many inputs of the network a sample is.
         scored_by_predictions: whether :attr:`measures` score predictions alone; else :meth:`statistics` must be asked.
+        mixes_outputs: whether a mixture of the outputs of several models can be scored.
         measures: how its predictions are scored.
     """
 
@@ -162,9 +164,10 @@ class NetworkTask(ABC):
     target: ClassVar[Target]
     traits: frozenset[Trait] = frozenset()
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    compares_samples: ClassVar[bool] = False
+    compares_samples: bool = False
     inputs_per_sample: ClassVar[int] = 1
     scored_by_predictions: ClassVar[bool] = True
+    mixes_outputs: ClassVar[bool] = True
 
     def __init__(self, network: Network, candidates: Sequence[Any] = (), spec: InputSpec | None = None) -> None:
         self.network = network

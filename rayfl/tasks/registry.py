@@ -30,6 +30,7 @@ from rayfl.tasks.nodes import NodeClassificationSection
 from rayfl.tasks.preference import PreferenceSection
 from rayfl.tasks.recommendation import RecommendationSection
 from rayfl.tasks.section import TARGETS, TaskSection
+from rayfl.tasks.self_supervised_section import SelfSupervisedSection
 from rayfl.tasks.survival import Survival
 
 _THRESHOLDS = "probabilities at which samples are counted for"
@@ -251,6 +252,7 @@ TaskConfig = Annotated[
         PreferenceSection,
         ForecastingSection,
         NodeClassificationSection,
+        SelfSupervisedSection,
         CustomTask,
     ],
     Field(discriminator="name"),

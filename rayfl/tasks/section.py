@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from rayfl.data.images.variations import Variations
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec, Target
 from rayfl.metrics import Metric
@@ -36,6 +37,8 @@ class TaskSection(BaseModel, ABC):
 
     name: str
     learns_from: ClassVar[Target | None] = None
+    views: ClassVar[int] = 1
+    """How many changed images a training step sees of each, by the section ``augment``."""
 
     @property
     def target(self) -> Target:
@@ -54,20 +57,27 @@ class TaskSection(BaseModel, ABC):
             ConfigError: naming the task that would fit.
         """
         if spec.target != self.target:
-            fitting = [one for one in TaskSection.__subclasses__() if one.learns_from == spec.target]
+            fitting = [one for one in TaskSection.__subclasses__() if one.learns_from == spec.target and one.views == 1]
             name = fitting[0].model_fields["name"].default
             raise ConfigError(
                 f"task: {self.name} learns from {TARGETS[self.target]}, but dataset {dataset!r} has "
                 f"{TARGETS[spec.target]}: set task={name}, or choose other data (docs/tasks.md)"
             )
 
-    def task(self, networks: Sequence[Network], spec: InputSpec, triggered: bool = False) -> NetworkTask:
+    def task(
+        self,
+        networks: Sequence[Network],
+        spec: InputSpec,
+        triggered: bool = False,
+        views: Variations | None = None,
+    ) -> NetworkTask:
         """Returns the task, with one candidate for each network.
 
         Args:
             networks: one per architecture.
             spec: of the data.
             triggered: whether predictions for samples with the trigger of a backdoor are scored, too.
+            views: how an evaluation changes images, for a task that compares views of them.
 
         Raises:
             ConfigError: an option does not fit the data, or the task has no score for triggers.
@@ -82,6 +92,19 @@ class TaskSection(BaseModel, ABC):
             spec: of the data.
         """
         return spec.of_model
+
+    def network_of(self, network: Network, spec: InputSpec, name: str) -> Network:
+        """Returns what the task trains of a model's network: by default the network itself.
+
+        Args:
+            network: as the section ``model`` makes it.
+            spec: of the inputs.
+            name: of the model, for messages.
+
+        Raises:
+            ModelError: the task cannot have this network.
+        """
+        return network
 
     @abstractmethod
     def judged_by(self) -> tuple[Metric, ...]:

@@ -89,6 +89,14 @@ TASKS: dict[str, dict[str, Any]] = {
         "holdout": {},
         "model": {"name": "gcn", "layers": 1, "hidden": 6},
     },
+    "self_supervised": {
+        "task": {"name": "self_supervised", "hidden": 8, "projection": 4},
+        "dataset": "digits",
+        "partition": {"name": "iid", "num_clients": 4},
+        "holdout": {"test": 0.1, "validation": 0.05, "public": 1500},
+        "model": {"name": "two_nn", "hidden": [6, 6]},
+        "augment": {"crop": 1, "jitter": 1},
+    },
 }
 """By task, small data and a model for them; preferences are learned by adapters over a small pretrained model alone."""
 

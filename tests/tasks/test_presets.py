@@ -26,6 +26,7 @@ PRESETS = {
     "quickstart-forecasting": "mse",
     "quickstart-graphs": "top1",
     "quickstart-nodes": "node_accuracy",
+    "quickstart-self-supervised": "knn_top1",
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},

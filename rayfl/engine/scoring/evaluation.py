@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from rayfl.diagnosis.device_errors import Pieces
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 from rayfl.tasks.base import Model, Predictor, Task
+from rayfl.tasks.beside_training import TaskBesideTraining
 from rayfl.tasks.texts import trimmer_of
 
 _ROWS = 1 << 14
@@ -41,6 +42,8 @@ def evaluate(
     task: Task,
     batch_size: int,
     pieces: Pieces | None = None,
+    training: Examples | None = None,
+    own: bool = False,
 ) -> dict[str, Statistics]:
     """Computes the mergeable statistics of each predictor over ``examples``.
 
@@ -53,6 +56,8 @@ def evaluate(
         task: what the predictors are given.
         batch_size: samples at a time.
         pieces: splits batches when the device runs out of memory.
+        training: the client's training samples, for tasks that compare with them; None: it has none.
+        own: whether ``examples`` are these.
     """
     pieces, totals = pieces or Pieces("samples of an evaluation"), {}
     batch_size = samples_at_a_time(batch_size, task)
@@ -63,6 +68,13 @@ def evaluate(
     if (trimmer := trimmer_of(task)) is not None:
         batches = [trimmer.cut(x, y, trimmer.lengths(x, y)) for x, y in batches]
     with torch.no_grad():
+        if isinstance(task, TaskBesideTraining) and batches:
+            beside = Examples(examples.x[:0], examples.y[:0]) if training is None else training
+            for name, predictor in predictors.items():
+                passes = task.passes(predictor, predictor.built(), examples, beside)
+                rows = [_passed(*one, batch_size, pieces, examples.x.device) for one in passes]
+                totals[name] = Statistics.from_vector(task.assessed(rows, examples, beside, own), task.measures)
+            return totals
         for name, predictor in predictors.items():
             if not batches:  # models need not be made
                 totals[name] = Statistics.empty(task.measures)
@@ -96,6 +108,19 @@ def _predicted(predictor: Predictor, models: Sequence[Model], x: Tensor, task: T
     parts = list[Tensor]()
     pieces.over(len(x), lambda here: parts.append(predictor.predictions(models, x[here], task)))
     return parts
+
+
+def _passed(
+    function: Callable[[Tensor], Tensor], count: int, batch_size: int, pieces: Pieces, device: torch.device
+) -> Tensor:
+    """Returns the rows of a pass over ``count`` samples."""
+    parts = list[Tensor]()
+    for first in range(0, max(count, 1), batch_size):
+        numbers = torch.arange(first, min(first + batch_size, count), device=device)
+        pieces.of(numbers, lambda part: parts.append(function(part)))
+        if not count:
+            parts.append(function(numbers))
+    return torch.cat(parts)
 
 
 def _aligned(x: Tensor) -> Tensor:
