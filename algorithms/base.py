@@ -44,8 +44,7 @@ class Algorithm(SamplesOfClients, KeptModels, BaseModel):
 
     Class attributes:
         personalized: the row of the results that is the method's personalized model: one of :meth:`predictors`.
-        personalized_later: whether the first evaluations lack that row, as one of fine-tuning after the last round;
-            without it, a first evaluation that lacks the row ends the run.
+        personalized_later: whether first evaluations may lack that row, as one of fine-tuning; else that ends the run.
         sweep: prefix of rows ``<sweep>=<value>`` among which one is chosen, or None.
         citation: where the method is from.
         client_keeps: what a client keeps from round to round, in the paper's symbols; ``-`` for nothing.
@@ -65,6 +64,7 @@ class Algorithm(SamplesOfClients, KeptModels, BaseModel):
         no_privacy: why ``privacy``, ``compression`` and ``aggregator`` cannot be applied to its messages; else empty.
         own_rule: how the server weighs messages that it takes one by one (``Clients.each``), in place of
             ``aggregator``; attacks and ``compression`` are then possible in spite of ``no_privacy``. Else empty.
+        keeps_target: whether clients keep a target network beside their model, with which BYOL compares.
         running_statistics: why those of batch normalization do not fit the models that are scored; else empty.
     """
 
@@ -88,6 +88,7 @@ class Algorithm(SamplesOfClients, KeptModels, BaseModel):
     no_newcomers: ClassVar[str] = ""
     no_privacy: ClassVar[str] = "its clients send something else than changes of one model, of which a mean is taken"
     own_rule: ClassVar[str] = ""
+    keeps_target: ClassVar[bool] = False
     running_statistics: ClassVar[str] = ""
 
     def __setattr__(self, name: str, value: Any) -> None:

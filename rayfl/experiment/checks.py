@@ -23,6 +23,7 @@ from rayfl.system.devices import Device
 from rayfl.system.schedule import options_without_losses
 from rayfl.tasks.base import NetworkTask
 from rayfl.tasks.beside_training import TaskBesideTraining
+from rayfl.tasks.self_supervised import SelfSupervised
 
 _log = logging.getLogger("rayfl")
 _SHOWN = 3
@@ -101,7 +102,7 @@ def check_events(dataset: FederatedDataset, clients: int) -> None:
 
 
 def check_unlabelled(config: ExperimentConfig, task: NetworkTask) -> None:
-    """Refuses what changes or needs labels, where training does without them and evaluations need training samples.
+    """Refuses what does not go with training without labels and an evaluation beside training samples.
 
     Args:
         config: the experiment.
@@ -112,6 +113,11 @@ def check_unlabelled(config: ExperimentConfig, task: NetworkTask) -> None:
     """
     if not isinstance(task, TaskBesideTraining):
         return
+    if isinstance(task, SelfSupervised) and task.objective.name == "byol" and not config.algorithm.keeps_target:
+        raise ConfigError(
+            f"task.objective=byol needs a target network that clients keep, which {config.algorithm.name} has not: set "
+            "algorithm=fedema or algorithm=fedu, or task.objective=simsiam"
+        )
     labels = f"task={task.name} learns without labels, and its evaluation needs the true ones of training samples"
     if config.noise.kind != "none":
         raise ConfigError(f"noise: {labels}: leave it out")

@@ -64,6 +64,7 @@ TOGETHER = {
     "SyntheticSource.iid": {"alpha": 0, "beta": 0},
     "RegressionSection.delta": {"loss": "huber"},
     "ForecastingSection.quantiles": {"loss": "quantile", "quantiles": [0.1, 0.5]},
+    "SelfSupervisedSection.temperature": {"objective": "simclr"},
     "ClassificationSection.thresholds": {"metrics": ["auroc"]},
     "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},

@@ -32,6 +32,7 @@ OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news"
             "tabular",
             "segmentation",
             "survival",
+            "self-supervised",
             "recommendation",
             "graphs",
             "nodes",

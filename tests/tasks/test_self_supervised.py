@@ -216,6 +216,10 @@ def checked(content: dict[str, Any]) -> Parts:
         ({"attack": {"clients": [1], "labels": "random"}}, r"attack.labels: task=self_supervised learns without"),
         ({"algorithm": "fedproto"}, r"cannot learn task=self_supervised, which has not one class a sample"),
         ({"algorithm": {"name": "apfl", "mix": "logits"}}, r"algorithm.mix=logits: .* set algorithm.mix=weights"),
+        (
+            {"task": {"name": "self_supervised", "objective": "byol"}},
+            r"byol needs a target network .* algorithm=fedema",
+        ),
         ({"selection": "oort"}, r"the loss of task=self_supervised compares samples"),
     ],
 )
@@ -241,6 +245,28 @@ class Pooled(ClassificationModel):
 def test_a_network_whose_last_layer_reads_no_vector_is_refused() -> None:
     with pytest.raises(ModelError, match=r"model rows: .* its last layer reads features of shape \(4, 4\)"):
         siamese(Network(Pooled), Heads(), SPEC, "rows")
+
+
+def test_options_reach_the_network_and_the_evaluation() -> None:
+    own = {"hidden": 7, "projection": 3, "norm": "none", "neighbours": 2, "knn_temperature": 0.5}
+    plain, narrow = (
+        checked(sections(task={"name": "self_supervised", "objective": "simclr", "temperature": 0.2, **options}))
+        for options in ({}, own)
+    )
+    shapes = {name: tuple(leaf.shape) for name, leaf in narrow.task.network.initialize(0).items()}
+    assert shapes["projector.0.weight"] == (7, 6) and shapes["projector.2.weight"] == (3, 7)
+    assert not narrow.task.network.buffer_names and plain.task.network.buffer_names
+    assert plain.task.network.head_shape == (128, 512)
+    samples = Examples(torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 5)
+    model = narrow.task.network.initialize(0)
+    known = narrow.task.predictions([model], samples.x).detach()
+    expected = knn_by_loops(known, known, samples.y.tolist(), 2, 0.5, own=True)
+    found = evaluate({"own": Predictor.of(model)}, samples, narrow.task, 9, training=samples, own=True)["own"]
+    hits = [a == b for a, b in zip(expected, samples.y.tolist(), strict=True)]
+    assert found.metrics()["knn_top1"] == pytest.approx(np.mean(hits))
+    assert narrow.task.objective.temperature == 0.2
+    with pytest.raises(ConfigError, match="temperature is for objective=simclr"):
+        checked(sections(task={"name": "self_supervised", "temperature": 0.2}))
 
 
 def test_labels_of_data_for_classification_still_mean_classification() -> None:
