@@ -41,6 +41,7 @@ from algorithms.feddpa import FedDPA
 from algorithms.feddwa import FedDWA
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
+from algorithms.fedema import FedEMA
 from algorithms.fedetf import FedETF
 from algorithms.fedex_lora import FedExLoRA
 from algorithms.fedexp import FedExP
@@ -84,6 +85,7 @@ from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fedtgp import FedTGP
 from algorithms.fedthe import FedTHE
+from algorithms.fedu import FedU
 from algorithms.fesem import FeSEM
 from algorithms.fjord import FjORD
 from algorithms.flda import FLDA
@@ -155,6 +157,8 @@ METHODS: dict[str, type[Algorithm]] = {
         FedLESAM,
         FedCM,
         FedCross,
+        FedU,
+        FedEMA,
         CCVR,
         FedGH,
         FedGen,

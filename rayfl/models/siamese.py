@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,6 +16,8 @@ from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.normalization import BatchNormalization1d
 
 ENCODER = "encoder"
+PREDICTOR = "predictor"
+"""The group of a network's tensors that has its predictor; also a part of their names."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,18 @@ def siamese(network: Network, heads: Heads, spec: InputSpec, name: str) -> Netwo
         )
     if not network.vectorizable and made.vectorizable:
         made.refuse_vectorization(network.why_not_vectorizable)
-    groups: Mapping[str, tuple[str, ...]] = network.groups
-    own = set(made.parameter_names) | set(made.buffer_names)
+    every = made.parameter_names + made.buffer_names
+    own = set(every)
     made.groups = {
-        group: tuple(found for one in names if (found := f"{ENCODER}.{one}") in own) for group, names in groups.items()
+        PREDICTOR: tuple(one for one in every if one.startswith(f"{PREDICTOR}.")),
+        **{group: _inside(names, own) for group, names in network.groups.items()},
     }
     return made
+
+
+def _inside(names: Iterable[str], own: Container[str]) -> tuple[str, ...]:
+    """Returns the names of a network's tensors as they are inside an encoder, without those of the last layer."""
+    return tuple(found for one in names if (found := f"{ENCODER}.{one}") in own)
 
 
 def _of(network: Network, heads: Heads) -> SiameseModel:

@@ -37,7 +37,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
         *("flora", "fedex_lora", "rolora", "lora_fair"),
         *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
-        *("fltrust", "fedaws"),
+        *("fltrust", "fedaws", "fedu", "fedema"),
         *("qfedavg", "drfa", "term", "fedsr", "fediir", "fedfed"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),

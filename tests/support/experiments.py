@@ -63,6 +63,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedcac": {"name": "fedcac", "collaboration_rounds": 3},
     "fedselect": {"name": "fedselect"},
     "fedthe": {"name": "fedthe"},
+    "fedema": {"name": "fedema"},
+    "fedu": {"name": "fedu", "threshold": 0.02},
     "heterofl": {"name": "heterofl", "masked_loss": True, "width_choice": "each_round"},
     "fedrolex": {"name": "fedrolex", "widths": [0.5, 0.25]},
     "fjord": {"name": "fjord", "self_distillation": True},

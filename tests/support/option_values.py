@@ -112,6 +112,7 @@ OTHERS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("gcfl", "mean_norm"): (0.0,),
     ("feddf", "server_max_grad_norm"): (1e-3,),
     ("fedetf", "projection_dim"): (5,),
+    ("fedu", "threshold"): (0.0,),
     ("fedme", "cluster_rounds"): ((0,), (2,)),
     ("fedme", "initial_architecture"): (1,),
     **{(key, "widths"): ((0.5, 0.25),) for key in ("heterofl", "fedrolex", "fjord")},
@@ -137,5 +138,9 @@ TRAINING: dict[tuple[str, str], dict[str, Any]] = {
 }
 """How to train for an option to have an effect in a small run."""
 
-PERMISSIONS = {("pfedme", "momentum_on_personal"), ("scaffold", "momentum_on_corrected")}
-"""Options without which momentum is refused, and which do nothing more."""
+PERMISSIONS = {
+    *(("pfedme", "momentum_on_personal"), ("scaffold", "momentum_on_corrected")),
+    *(("fedema", "target_momentum"), ("fedu", "target_momentum")),
+}
+"""Options without which momentum is refused, and which do nothing more; and those of target networks, which tasks other
+than BYOL's have not (``tests/algorithms/test_fedema.py``)."""

@@ -17,6 +17,7 @@ from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddyn import FedDyn
+from algorithms.fedema import FedEMA
 from algorithms.fedexp import FedExP
 from algorithms.fedfed import FedFed
 from algorithms.fedfusion import FedFusion
@@ -34,6 +35,7 @@ from algorithms.fedsam import FedSAM
 from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
+from algorithms.fedu import FedU
 from algorithms.fesem import FeSEM
 from algorithms.fltrust import FLTrust
 from algorithms.gcfl import GCFL
@@ -107,6 +109,8 @@ GLOBAL_MODELS = {
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
     "fedcm": Case(FedCM(alpha=0.4, finetune_epochs=1), down=twice, train={"momentum": 0.0}),
+    "fedema": Case(FedEMA(), averages=False, private=frozenset({"online", "divergence"})),
+    "fedu": Case(FedU(threshold=0.02), averages=False, private=frozenset({"predictor", "divergence"})),
     "fedcross": Case(FedCross(alpha=0.8, finetune_epochs=1), relabels=False, train={"clients_per_round": "all"}),
     "fedcross-in-order": Case(
         FedCross(alpha=0.6, choice="in_order", partners=2, warmup_rounds=1),
