@@ -56,8 +56,7 @@ class Algorithm(SamplesOfClients, KeptModels, BaseModel):
         asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and no others:
             a client of the cohort may have begun from the server's tree of an earlier round.
         needs_everyone: why every client must be in every round, which no simulated device may then leave; else empty.
-        averages_replies: whether the server averages what clients send one by one (``Clients.map``), tensor by tensor:
-            of adapters the error of that is reported (``product_error``).
+        averages_replies: whether the server averages messages of ``Clients.map``; of adapters its error is reported.
         needs: traits of a task (``rayfl.tasks.base.Trait``) that the method cannot do without, and why.
         newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in symbols.
         no_newcomers: why such a client can have nothing; empty where it has something.

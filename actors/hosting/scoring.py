@@ -22,6 +22,7 @@ from rayfl.metrics import Statistics
 from rayfl.metrics.backdoor import TRIGGERED, with_triggered
 from rayfl.metrics.moments import moments_of
 from rayfl.tasks.base import Predictor, Task
+from rayfl.tasks.beside_training import TaskBesideTraining
 
 _log = logging.getLogger(__name__)
 SplitScores = dict[str, dict[str, Statistics]]
@@ -129,11 +130,13 @@ class Scorer:
     ) -> SplitScores:
         """Evaluates those predictors of a client that have no statistics yet; returns all, by split and name."""
         found: SplitScores = {}
+        # A split that is not asked for is not read.
+        training = samples["train"] if isinstance(self._task, TaskBesideTraining) else None
         for split in splits:
             known = scored.get(split, {})
             rest = {name: predictor for name, predictor in predictors.items() if name not in known}
             with self._timed() if rest else nullcontext():
-                made = {**known, **(self.score(rest, samples[split], split, samples["train"]) if rest else {})}
+                made = {**known, **(self.score(rest, samples[split], split, training) if rest else {})}
             found[split] = {name: made[name] for name in predictors}
         return found
 

@@ -33,10 +33,9 @@ class Network(BoundModel):
     this means for graphs and threads.
 
     Args:
-        factory: builds the model on the CPU; draws its initial values from PyTorch's global generator.
+        factory: builds the model on the CPU; draws its initial values from PyTorch's global generator; an attribute.
 
     Attributes:
-        factory: see above.
         parameter_names: all parameters that require a gradient, in the order of the model.
         buffer_names: the buffers of the tree in the order of the model.
         layers: ``parameter_names`` grouped by the module that owns them; stacked recurrent layers are one group.
