@@ -58,7 +58,7 @@ def export_model(models: CommittedModels, client: int, model: str | None, destin
     that require no gradient, which no commit has, are those of the model as it is made today. The file's metadata have,
     next to ``format``, one entry ``rayfl``: JSON with the method, where the model is from, the section ``model`` of its
     configuration, the kind and shape of its inputs, the section ``transform`` (what was done to images), the modules,
-    and the metrics of the tables.
+    the metrics of the tables, and the section ``task`` where it has replaced layers.
 
     Args:
         models: the commit.
@@ -214,6 +214,8 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
             **({"quantiles": spec.quantiles} if spec.quantiles else {}),
         },
         "transform": run.config.transform.model_dump(mode="json"),
+        # of which the layers are that stand for the last one of the model
+        **({"task": run.config.task.model_dump(mode="json")} if run.config.task.views > 1 else {}),
         "modules": modules,
         "metrics": metrics,
     }
@@ -223,13 +225,14 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
 def _architecture(models: CommittedModels, predictor: Predictor) -> tuple[Any, str]:
     """The section of the configuration that makes the model, and its modules."""
     task, config = models.parts.task, models.run.config.model
+    network = task_of(predictor, task.candidates[0]).network
+    architecture: Any = config
     if isinstance(config, Candidates):
         networks = [candidate.network for candidate in task.candidates]
-        architecture: Any = config.candidates[networks.index(task_of(predictor, task.candidates[0]).network)]
-    else:
-        architecture = config
+        architecture = config.candidates[networks.index(network)]
     with torch.random.fork_rng(devices=[]):
-        module = architecture.whole(models.parts.model_spec)
+        # What the task has made of the architecture is in the file, too.
+        module = network.factory() if models.run.config.task.views > 1 else architecture.whole(models.parts.model_spec)
     return architecture, str(module)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -27,6 +29,9 @@ from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.siamese import Heads, siamese
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree
+from rayfl.runs.committed import CommittedModels
+from rayfl.runs.export import export_model
+from rayfl.runs.folder import open_run
 from rayfl.runs.rows import where
 from rayfl.tasks.base import Batch, Predictor
 from rayfl.tasks.self_supervised import ObjectiveName, SelfSupervised, ViewLoss
@@ -311,3 +316,15 @@ class Asking(Averaging):
 def test_methods_take_gradients_of_views_and_score_their_models(tmp_path: Path) -> None:
     found = rayfl.run(sections(algorithm=f"{__name__}:Asking"), storage_path=str(tmp_path), name="asking")
     assert np.isfinite(found.score("loss"))
+
+
+def test_an_exported_model_has_its_projector_and_says_so(tmp_path: Path) -> None:
+    result = rayfl.run(sections(), storage_path=str(tmp_path), name="run")
+    models = CommittedModels(open_run(str(result.path), Experiment))
+    found = export_model(models, 0, None, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        about = json.loads(file.metadata()["rayfl"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert about["task"]["hidden"] == 8 and "(projector)" in found.modules and "(head): Identity" in found.modules
+    module = models.parts.task.network.factory()
+    assert not module.load_state_dict(tensors, strict=False).unexpected_keys
