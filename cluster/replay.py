@@ -277,7 +277,8 @@ def participants(run: RunFolder, round: int, client: int | None = None) -> list[
     # A method may train others than those that were sampled for it (DRFA).
     known = sorted({*cohort, *where(run.clients, round=round, cohort="selected")["client"].to_pylist()})
     if client is not None and client not in known:
-        raise ConfigError(f"--client: client {client} took no part in round {round}; {', '.join(map(str, known))} did")
+        others = ", ".join(map(str, known))
+        raise ConfigError(f"--client: client {client} took no part in round {round}; those who did: {others}")
     return cohort
 
 

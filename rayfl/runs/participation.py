@@ -40,16 +40,22 @@ def participants(run: Run) -> pa.Table | None:
 
     Where cohorts depend on more than the seed (``selection``, simulated devices), they were recorded. Others are drawn
     again, without the clients that failed and were left out; ``clients.parquet`` has only those with samples that were
-    scored. It is not known of a fork, whose earlier rounds may have had other cohorts; of older runs on simulated
-    devices; of runs that do not record how many clients they have, or have lost rows of a table that tells.
+    scored. It is not known of a fork whose earlier rounds are not on record, as they may have had other cohorts; of
+    older runs on simulated devices; of runs that do not record how many clients they have, or have lost rows of a table
+    that tells.
     """
     count, wanted = run.num_clients, run.content["train"].get("clients_per_round")
     lost = {"skipped", "cohorts"} & {*run.damage["lost"].to_pylist()}
-    if count is None or wanted is None or begun_after(run) != 0 or lost:
+    begun = begun_after(run)
+    if count is None or wanted is None or begun is None or lost:
         return None
     if recorded_cohorts(run.content):
         rows = run.cohorts.select(["round", "client"]).to_pylist()
         found = [(row["round"], row["client"]) for row in rows]
+        if not set(range(1, begun + 1)) <= {round for round, _ in found}:
+            return None
+    elif begun:
+        return None
     else:
         found = _drawn_again(run, count)
     seen = attendance(run.clients).select(["round", "client"]).to_pylist()
