@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def grey_levels(x: np.ndarray) -> list[int]:
     """The brightness of each image, which has one."""
-    assert int(x.max(axis=(1, 2, 3)).astype(int).max()) and (np.ptp(x.reshape(len(x), -1), axis=1) <= 2).all()
+    assert (np.ptp(x.reshape(len(x), -1), axis=1) <= 2).all()
     return [int(level) for level in x.reshape(len(x), -1).mean(axis=1).round()]
 
 
