@@ -22,7 +22,7 @@ from rayfl.tracking import terminal
 if TYPE_CHECKING:
     from rayfl.config.schema import ExperimentConfig
     from rayfl.data.federated import FederatedDataset
-    from rayfl.data.sources.download import Progress as Report
+    from rayfl.data.sources.preparation.download import Progress as Report
 
 
 _Root = Annotated[Path | None, typer.Option(callback=at_home, help="Data root; default RAYFL_DATA or ~/.cache/rayfl.")]
@@ -118,7 +118,7 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Get a data set and write the file that all processes of a machine read in place."""
-    from rayfl.data.sources.preparing import Order, PreparableSource
+    from rayfl.data.sources.preparation.preparing import Order, PreparableSource
 
     chosen = _source(name, options or [], root)
     if not isinstance(chosen, PreparableSource):
@@ -134,7 +134,7 @@ def prepare(
 
 def list_prepared(root: _Root = None, as_json: AsJson = False) -> None:
     """List the prepared and imported data sets of a data root."""
-    from rayfl.data.sources.inventory import inventory
+    from rayfl.data.sources.preparation.inventory import inventory
 
     place = root or data_root()
     entries = inventory(place)
@@ -163,8 +163,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare checksums of prepared files, of their content and of what they were made from."""
-    from rayfl.data.sources.inventory import prepared_files
-    from rayfl.data.sources.inventory import verify as compare
+    from rayfl.data.sources.preparation.inventory import prepared_files
+    from rayfl.data.sources.preparation.inventory import verify as compare
 
     damaged, listed = 0, []
     paths = files or prepared_files(root or data_root())

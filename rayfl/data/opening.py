@@ -21,7 +21,7 @@ from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.base import NaturalPath, Samples, Source
 from rayfl.data.sources.custom import CustomSource
 from rayfl.data.sources.natural import NaturalDataset
-from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.sources.preparation.pooled import PooledDataset
 from rayfl.data.tables import TabularDataset
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec, Target

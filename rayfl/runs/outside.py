@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rayfl.data.sources.chat_texts import CHAT
-from rayfl.data.sources.tokenizers import tokenizer_digest
+from rayfl.data.sources.tokens.chat_texts import CHAT
+from rayfl.data.sources.tokens.tokenizers import tokenizer_digest
 from rayfl.errors import ModelError
 from rayfl.models.pretrained.folder import BaseFolder, bases_in
 from rayfl.storage.run_folder import CONFIG

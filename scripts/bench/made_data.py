@@ -21,8 +21,8 @@ from rayfl.data.files.natural_file import NaturalHeader
 from rayfl.data.files.records import write_record
 from rayfl.data.sources.leaf.codec import Part, Split
 from rayfl.data.sources.leaf.writing import Origin, write_clients
-from rayfl.data.sources.pooled_file import write_pooled
-from rayfl.data.sources.preparing import PREPARED
+from rayfl.data.sources.preparation.pooled_file import write_pooled
+from rayfl.data.sources.preparation.preparing import PREPARED
 
 MADE_UP = "made up (scripts/bench/made_data.py)"
 IMAGES = {"cifar100": (3, 32, 100, 50_000), "tiny_imagenet": (3, 64, 200, 100_000), "cifar10": (3, 32, 10, 50_000),

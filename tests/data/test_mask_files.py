@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from rayfl.cli.entry import app
 from rayfl.data.files.natural_file import NaturalHeader, write_natural
 from rayfl.data.files.targets import to_column
-from rayfl.data.sources.pooled_file import PooledFile
-from rayfl.data.sources.pooled_writing import write_pooled
+from rayfl.data.sources.preparation.pooled_file import PooledFile
+from rayfl.data.sources.preparation.pooled_writing import write_pooled
 from rayfl.errors import DataError
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics.language import IGNORED

@@ -14,8 +14,8 @@ from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.stats import dataset_stats
 from rayfl.data.sources.base import Samples
-from rayfl.data.sources.made_up_masks import SyntheticMasksSource
-from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.sources.made_up.masks import SyntheticMasksSource
+from rayfl.data.sources.preparation.pooled import PooledDataset
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.examples import InputSpec
 from rayfl.metrics.language import IGNORED

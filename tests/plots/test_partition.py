@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from rayfl.data.partitions.holdout import HoldoutConfig
-from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.sources.preparation.pooled import PooledDataset
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.plots.partition import draw_partition, label_matrix, save_figure

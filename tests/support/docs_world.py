@@ -17,8 +17,8 @@ from torch import nn
 from algorithms.registry import Experiment
 from cluster.run import run_config
 from rayfl.config.loading import load_config
-from rayfl.data.sources.pooled_writing import write_pooled
-from rayfl.data.sources.preparing import PREPARED
+from rayfl.data.sources.preparation.pooled_writing import write_pooled
+from rayfl.data.sources.preparation.preparing import PREPARED
 from rayfl.examples import InputSpec
 from rayfl.models.perceptron import TwoNN
 from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograph, vectors

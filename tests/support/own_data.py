@@ -11,7 +11,7 @@ import torch
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.partitions.base import IIDPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
-from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.sources.preparation.pooled import PooledDataset
 from rayfl.examples import Examples, InputSpec
 from rayfl.randomness import RandomStreams
 

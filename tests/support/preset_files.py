@@ -14,23 +14,23 @@ import pytest
 import torchvision.datasets
 from scipy.io import savemat
 
-from rayfl.data.sources.camelyon import Camelyon17Source
-from rayfl.data.sources.digit_five import DigitFiveSource
-from rayfl.data.sources.har import HarSource
-from rayfl.data.sources.heart_disease import HeartDiseaseSource
-from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
-from rayfl.data.sources.isic import Isic2019Source
+from rayfl.data.sources.images.camelyon import Camelyon17Source
+from rayfl.data.sources.images.digit_five import DigitFiveSource
+from rayfl.data.sources.images.isic import Isic2019Source
+from rayfl.data.sources.images.medmnist import MedMnistSource
+from rayfl.data.sources.images.published_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
+from rayfl.data.sources.images.vision import FashionMnistSource, SvhnSource
 from rayfl.data.sources.leaf import LeafOptions, import_leaf
-from rayfl.data.sources.medmnist import MedMnistSource
-from rayfl.data.sources.pamap2 import Pamap2Source
-from rayfl.data.sources.preparing import Order
-from rayfl.data.sources.speech_commands import SpeechCommandsSource
-from rayfl.data.sources.tcga_brca import TcgaBrcaSource
+from rayfl.data.sources.preparation.preparing import Order
+from rayfl.data.sources.speech.speech_commands import SpeechCommandsSource
+from rayfl.data.sources.tables.har import HarSource
+from rayfl.data.sources.tables.heart_disease import HeartDiseaseSource
+from rayfl.data.sources.tables.pamap2 import Pamap2Source
+from rayfl.data.sources.tables.tcga_brca import TcgaBrcaSource
 from rayfl.data.sources.tff import TffOptions, import_tff
-from rayfl.data.sources.vision import FashionMnistSource, SvhnSource
+from tests.data.sources.images.test_isic import isic_files
 from tests.data.sources.leaf.test_leaf_words import NEXT, SENTENCE, comments, tweets
-from tests.data.sources.test_arrays import table as write_table
-from tests.data.sources.test_isic import isic_files
+from tests.data.sources.rows.test_arrays import table as write_table
 from tests.support.field_files import brca_files, digit_files, heart_files, office_files, png
 from tests.support.har_files import har_files
 from tests.support.image_files import idx, unpacked

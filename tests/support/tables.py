@@ -17,7 +17,7 @@ from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.base import NaturalPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
-from rayfl.data.sources.parquet import ParquetSource
+from rayfl.data.sources.rows.parquet import ParquetSource
 from rayfl.randomness import RandomStreams
 
 INPUTS = ["age", "bmi", "sex"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from rayfl.data.sources import torchvision_sets
-from rayfl.data.sources.torchvision_sets import SETS, OfficialPart
+from rayfl.data.sources.images import torchvision_sets
+from rayfl.data.sources.images.torchvision_sets import SETS, OfficialPart
 from tests.support.field_files import png
 from tests.support.image_files import idx, jpeg, unpacked
 
@@ -193,7 +193,7 @@ def as_small_as_these(patch: pytest.MonkeyPatch) -> None:
         )
         for name, known in SETS.items()
     }
-    patch.setattr("rayfl.data.sources.torchvision_set.SETS", small)
+    patch.setattr("rayfl.data.sources.images.torchvision_source.SETS", small)
     assert torchvision_sets.SETS is SETS
     for module in ("flowers102", "stl10"):
         patch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda path, md5=None: Path(path).is_file())

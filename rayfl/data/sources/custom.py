@@ -18,7 +18,7 @@ from rayfl.data.soundness import check_inputs
 from rayfl.data.sources.base import LABELS, Labels, Samples, Source
 from rayfl.data.sources.remarks import Remark, on_texts, remarks_on
 from rayfl.data.sources.targets import WANTED, Wanted, as_targets, check_masks, count_of, mask_classes, no_pairs, ranked
-from rayfl.data.sources.tokenizers import PADDING
+from rayfl.data.sources.tokens.tokenizers import PADDING
 from rayfl.errors import DataError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
 from rayfl.naming.objects import as_custom, import_object

@@ -9,7 +9,7 @@ import torch
 from rayfl.data.partitions.base import IIDPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
-from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.sources.preparation.pooled import PooledDataset
 from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 

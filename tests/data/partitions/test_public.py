@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.public import draw_public
 from rayfl.data.sources.natural import NaturalDataset, NaturalHeader, write_natural
-from rayfl.data.sources.pooled import PooledDataset
+from rayfl.data.sources.preparation.pooled import PooledDataset
 from rayfl.errors import DataError
 from rayfl.examples import SPLITS, InputSpec
 from rayfl.randomness import RandomStreams

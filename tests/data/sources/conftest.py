@@ -13,7 +13,7 @@ from tests.support.server import Server, serving
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """Downloads that fail are tried again at once."""
-    monkeypatch.setattr("rayfl.data.sources.download.RETRY_PAUSES_S", ())
+    monkeypatch.setattr("rayfl.data.sources.preparation.download.RETRY_PAUSES_S", ())
     with serving(Server({})) as running:
         yield running
 

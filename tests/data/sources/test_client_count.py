@@ -22,8 +22,8 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.randomness import RandomStreams
+from tests.data.sources.rows.test_parquet import SHARED
 from tests.data.sources.test_natural import labels, samples, write
-from tests.data.sources.test_parquet import SHARED
 
 BASE = {"model": "two_nn", "algorithm": "fedavg"}
 PIXELS = NaturalHeader(kind="toy", input="image", shape=(2,), num_classes=50)

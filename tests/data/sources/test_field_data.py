@@ -17,13 +17,13 @@ from scipy.io import savemat
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.opening import open_dataset
-from rayfl.data.sources.camelyon import Camelyon17Source
-from rayfl.data.sources.digit_five import DigitFiveSource
-from rayfl.data.sources.heart_disease import HeartDiseaseSource
-from rayfl.data.sources.image_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
-from rayfl.data.sources.inventory import verify
-from rayfl.data.sources.preparing import Order
-from rayfl.data.sources.vision import FashionMnistSource, SvhnSource
+from rayfl.data.sources.images.camelyon import Camelyon17Source
+from rayfl.data.sources.images.digit_five import DigitFiveSource
+from rayfl.data.sources.images.published_folders import Cinic10Source, DomainNetSource, OfficeCaltechSource
+from rayfl.data.sources.images.vision import FashionMnistSource, SvhnSource
+from rayfl.data.sources.preparation.inventory import verify
+from rayfl.data.sources.preparation.preparing import Order
+from rayfl.data.sources.tables.heart_disease import HeartDiseaseSource
 from rayfl.errors import ConfigError, DataError
 from rayfl.randomness import RandomStreams
 from tests.support.field_files import DOMAINS, RANDOM, cinic_files, digit_files, heart_files, office_files, png

@@ -16,15 +16,15 @@ import actors.hosting.host
 import rayfl
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
+from rayfl.data.sources.images.vision import MnistSource
 from rayfl.data.sources.natural import NaturalHeader
 from rayfl.data.sources.official import open_official_test
-from rayfl.data.sources.vision import MnistSource
 from rayfl.errors import ConfigError, DataError
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
 from rayfl.runs.summary import summary_table
+from tests.data.sources.images.test_vision import MNIST_ROOT, needs_mnist
 from tests.data.sources.test_natural import samples, write
-from tests.data.sources.test_vision import MNIST_ROOT, needs_mnist
 
 TRAIN_ROWS, TEST_ROWS, CLASSES = 90, 40, 3
 

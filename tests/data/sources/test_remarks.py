@@ -15,7 +15,7 @@ from rayfl.cli.entry import app
 from rayfl.config.added import ADDED
 from rayfl.data.files.records import read_record, write_record
 from rayfl.data.sources.base import Samples
-from rayfl.data.sources.parquet import ParquetSource
+from rayfl.data.sources.rows.parquet import ParquetSource
 from rayfl.errors import DataError
 from tests.support.own_files import (
     GAP,

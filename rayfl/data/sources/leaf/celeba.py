@@ -9,8 +9,8 @@ import numpy as np
 
 from rayfl.data.sources.leaf.codec import Codec, Part, Split, labels, malformed
 from rayfl.data.sources.leaf.pictures import CELEBA_SIDE, celeba_pixels
-from rayfl.data.sources.leaf.trees import open_tree
 from rayfl.data.sources.natural import NaturalHeader
+from rayfl.data.sources.preparation.trees import open_tree
 from rayfl.errors import DataError
 
 _LARGEST_IMAGE = 16 << 20

@@ -16,7 +16,7 @@ import numpy as np
 
 from rayfl.data.sources.leaf.codec import Part
 from rayfl.data.sources.leaf.pictures import femnist_pixels
-from rayfl.data.sources.leaf.trees import FileTree, open_tree
+from rayfl.data.sources.preparation.trees import FileTree, open_tree
 from rayfl.errors import DataError
 
 _LARGEST_IMAGE = 1 << 20

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from rayfl.cli.entry import app
 from rayfl.data.files.records import read_record, record_path
-from rayfl.data.sources.inventory import inventory, verify
 from rayfl.data.sources.leaf import LeafOptions, import_femnist_raw, import_leaf, import_shakespeare_raw
+from rayfl.data.sources.preparation.inventory import inventory, verify
 from rayfl.errors import DataError
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.data.sources.leaf.trees import open_tree
+from rayfl.data.sources.preparation.trees import open_tree
 from rayfl.errors import DataError
 
 BOMB = 1234567

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rayfl.data.sources.inventory import verify
 from rayfl.data.sources.leaf.vocabulary import METADATA_KEY
 from rayfl.data.sources.natural import NaturalDataset
+from rayfl.data.sources.preparation.inventory import verify
 from rayfl.data.sources.tff import TffOptions, import_tff
 from rayfl.data.sources.tff.examples import reader
 from rayfl.data.sources.tff.layouts import LAYOUTS

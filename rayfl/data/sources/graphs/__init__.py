@@ -1,0 +1,1 @@
+"""Data sets of graphs, and graphs whose nodes have classes."""

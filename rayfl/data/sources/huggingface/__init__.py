@@ -1,0 +1,1 @@
+"""Data sets of Hugging Face that lie in a folder."""

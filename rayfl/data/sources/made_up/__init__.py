@@ -1,0 +1,1 @@
+"""Data that are made up from the seed."""

@@ -1,0 +1,1 @@
+"""Data sets that are downloaded, packed once and read in place."""

@@ -1,0 +1,1 @@
+"""Sources whose samples are the rows of files, a user's own among them."""

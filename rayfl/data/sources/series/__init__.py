@@ -1,0 +1,1 @@
+"""Time series of clients, cut into windows."""

@@ -1,0 +1,1 @@
+"""Texts as tokens: tokenizers, templates of conversations, prompts with their responses."""
