@@ -16,8 +16,8 @@ from rayfl.engine.updates.requests import Objective
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
 from rayfl.models.factorization import OWN_FACTORS
-from rayfl.models.recommenders import ITEMS, USER
-from rayfl.models.structural import STRUCTURE
+from rayfl.models.networks.recommenders import ITEMS, USER
+from rayfl.models.networks.structural import STRUCTURE
 from rayfl.objectives import TRAINED, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Model, Predictor, Task

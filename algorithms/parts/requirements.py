@@ -10,7 +10,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.models.base import Network
-from rayfl.models.factors import FIRST
+from rayfl.models.layers.factors import FIRST
 from rayfl.tasks.base import Task, Trait
 
 _TRAITS: Mapping[Trait, str] = {

@@ -14,7 +14,7 @@ from algorithms.parts.partial import part
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.models.base import Network
-from rayfl.models.siamese import PREDICTOR
+from rayfl.models.networks.siamese import PREDICTOR
 from rayfl.params import Tree, interpolate
 from rayfl.tasks.base import Batch, Task
 from rayfl.tasks.self_supervised import SelfSupervised

@@ -16,7 +16,7 @@ from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_
 from rayfl.models.bound import BoundModel
 from rayfl.models.classification import ClassificationModel as ClassificationModel
 from rayfl.models.contract import check_model
-from rayfl.models.normalization import NORMALIZATION_LAYERS
+from rayfl.models.layers.normalization import NORMALIZATION_LAYERS
 from rayfl.models.units import Units, units_of
 
 

@@ -15,7 +15,7 @@ from rayfl.errors import ModelError
 from rayfl.models.anatomy import slots
 from rayfl.models.classification import ClassificationModel
 from rayfl.models.forward_pass import ForwardPass, is_stacked
-from rayfl.models.recurrent_weights import in_one_block
+from rayfl.models.layers.recurrent_weights import in_one_block
 from rayfl.models.reduced_precision import has_broad_kernels, reduced_precision
 from rayfl.models.stackable import make_stackable
 

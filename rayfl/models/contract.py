@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rayfl.errors import ModelError
 from rayfl.models.anatomy import under
 from rayfl.models.classification import ClassificationModel
-from rayfl.models.factors import Factorized
+from rayfl.models.layers.factors import Factorized
 
 
 def check_model(skeleton: ClassificationModel, everything: Collection[str], trained: Collection[str]) -> None:

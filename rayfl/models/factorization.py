@@ -10,7 +10,7 @@ from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.factors import SECOND, Composition, Layers, factorize
+from rayfl.models.layers.factors import SECOND, Composition, Layers, factorize
 
 OWN_FACTORS = "own_factors"
 """Name of the group of a network's parameters that are the factors of W2 in W1 * (W2 + 1)."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from rayfl.models.dropout import DROPOUTS
 from rayfl.models.forward_pass import ForwardPass, Stackable
-from rayfl.models.lstm import StackableLSTM
-from rayfl.models.normalization import BATCH_NORMALIZATIONS
+from rayfl.models.layers.dropout import DROPOUTS
+from rayfl.models.layers.lstm import StackableLSTM
+from rayfl.models.layers.normalization import BATCH_NORMALIZATIONS
 
 _FORMS = {**DROPOUTS, **BATCH_NORMALIZATIONS, nn.LSTM: StackableLSTM}
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
-from rayfl.models.factors import Factorized
+from rayfl.models.layers.factors import Factorized
 
 _SINGLE = {
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, nn.Identity),

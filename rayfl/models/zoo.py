@@ -9,28 +9,28 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME, Architecture, Initialization
-from rayfl.models.bags import AttentionPooling
 from rayfl.models.base import Network
-from rayfl.models.convolutional import TFCNN, LeafCNN, ReddiCNN, TwoCNN
 from rayfl.models.custom import CustomModel, named_by_object
-from rayfl.models.forecasters import DLinear, LSTMForecaster, NLinear
-from rayfl.models.graphs import GCNModel, GINModel
-from rayfl.models.mobile import MobileNet
-from rayfl.models.patches import PatchTransformer
-from rayfl.models.perceptron import TabularMLP, TwoNN
-from rayfl.models.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
+from rayfl.models.networks.bags import AttentionPooling
+from rayfl.models.networks.convolutional import TFCNN, LeafCNN, ReddiCNN, TwoCNN
+from rayfl.models.networks.forecasters import DLinear, LSTMForecaster, NLinear
+from rayfl.models.networks.graphs import GCNModel, GINModel
+from rayfl.models.networks.mobile import MobileNet
+from rayfl.models.networks.patches import PatchTransformer
+from rayfl.models.networks.perceptron import TabularMLP, TwoNN
+from rayfl.models.networks.personalized import SimpleCNN, SuPerFedCNN, SuPerFedTwoCNN
+from rayfl.models.networks.recommenders import MatrixFactorization, NeuralCF
+from rayfl.models.networks.recurrent import CharLSTM
+from rayfl.models.networks.residual import ResNet9
+from rayfl.models.networks.sensors import HarCNN
+from rayfl.models.networks.structural import StructuralGIN
+from rayfl.models.networks.timm_models import TimmModel
+from rayfl.models.networks.tokens import FastText, WindowModel
+from rayfl.models.networks.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
+from rayfl.models.networks.unet import UNetModel
+from rayfl.models.networks.vgg import VGG, VGG9
+from rayfl.models.networks.waveforms import M5
 from rayfl.models.pretrained.section import PretrainedModel
-from rayfl.models.recommenders import MatrixFactorization, NeuralCF
-from rayfl.models.recurrent import CharLSTM
-from rayfl.models.residual import ResNet9
-from rayfl.models.sensors import HarCNN
-from rayfl.models.structural import StructuralGIN
-from rayfl.models.timm_models import TimmModel
-from rayfl.models.tokens import FastText, WindowModel
-from rayfl.models.torchvision_models import ResNet18, SqueezeNet, TorchvisionModel
-from rayfl.models.unet import UNetModel
-from rayfl.models.vgg import VGG, VGG9
-from rayfl.models.waveforms import M5
 
 __all__ = [
     "M5",

@@ -84,7 +84,7 @@ class SelfSupervised(TaskBesideTraining):
     theirs, and the mean of their losses. The task has no classes, and features of two views a sample.
 
     Args:
-        network: from images to features and outputs (:class:`rayfl.models.siamese.SiameseModel`).
+        network: from images to features and outputs (:class:`rayfl.models.networks.siamese.SiameseModel`).
         candidates: one task per architecture, if clients may differ in it.
         spec: of the data.
         objective: the loss.

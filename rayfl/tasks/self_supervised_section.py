@@ -13,7 +13,7 @@ from rayfl.examples import InputSpec
 from rayfl.metrics import Metric
 from rayfl.metrics.representations import Further, RepresentationMeasures
 from rayfl.models.base import Network
-from rayfl.models.siamese import Heads, siamese
+from rayfl.models.networks.siamese import Heads, siamese
 from rayfl.naming.lists import EACH_ONCE
 from rayfl.tasks.base import NetworkTask
 from rayfl.tasks.section import TaskSection

@@ -18,7 +18,7 @@ from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
-from rayfl.models.recurrent import CharLSTM
+from rayfl.models.networks.recurrent import CharLSTM
 from rayfl.params import Tree, copy
 from rayfl.tasks.classification import Classification
 from tests.support.partial_toys import (

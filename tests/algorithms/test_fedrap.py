@@ -14,7 +14,7 @@ import rayfl
 from algorithms.fedper import FedPer
 from algorithms.fedrap import FedRAP
 from rayfl.errors import ConfigError
-from rayfl.models.recommenders import NeuralCF
+from rayfl.models.networks.recommenders import NeuralCF
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch
 from tests.support.partial_toys import initial, three_layers

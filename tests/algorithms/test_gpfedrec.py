@@ -14,7 +14,7 @@ import rayfl
 from algorithms.fedper import FedPer
 from algorithms.gpfedrec import GPFedRec, adjacency
 from rayfl.errors import ConfigError
-from rayfl.models.recommenders import NeuralCF
+from rayfl.models.networks.recommenders import NeuralCF
 from rayfl.params import Tree
 from tests.support.partial_toys import initial, three_layers
 from tests.support.rated_toys import COHORTS, ITEMS, SIZES, TRAIN, cross_entropy, plain_batches, rated_toy

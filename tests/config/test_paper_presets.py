@@ -17,7 +17,7 @@ from rayfl.data.partitions.base import NaturalPartition
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
-from rayfl.models.perceptron import TwoNN
+from rayfl.models.networks.perceptron import TwoNN
 from rayfl.randomness import RandomStreams
 from rayfl.tasks.classification import Classification
 

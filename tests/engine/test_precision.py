@@ -27,7 +27,7 @@ from rayfl.engine.scoring.evaluation import evaluate
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
-from rayfl.models.recurrent import CharLSTM
+from rayfl.models.networks.recurrent import CharLSTM
 from rayfl.models.reduced_precision import reduced_precision
 from rayfl.models.zoo import Architecture, TwoNN
 from rayfl.optimization.optimizers import OptimizerState

@@ -13,7 +13,7 @@ from rayfl.engine.stacks import vectorized
 from rayfl.engine.steps import looped
 from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.convolutional import TFCNN
+from rayfl.models.networks.convolutional import TFCNN
 from rayfl.models.zoo import Architecture, LeafCNN, TwoCNN
 from rayfl.objectives import loss
 from rayfl.tasks.base import Batch, Task

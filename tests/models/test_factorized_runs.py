@@ -22,11 +22,11 @@ from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
-from rayfl.models.convolutional import TwoCNN
-from rayfl.models.factors import Factorized
-from rayfl.models.perceptron import TwoNN
-from rayfl.models.recurrent import CharLSTM
-from rayfl.models.torchvision_models import TorchvisionModel
+from rayfl.models.layers.factors import Factorized
+from rayfl.models.networks.convolutional import TwoCNN
+from rayfl.models.networks.perceptron import TwoNN
+from rayfl.models.networks.recurrent import CharLSTM
+from rayfl.models.networks.torchvision_models import TorchvisionModel
 from rayfl.models.zoo import CustomModel, ModelConfig
 from rayfl.params import num_bytes
 from tests.support.experiments import small_experiment

@@ -17,7 +17,7 @@ from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.perceptron import MultilayerPerceptron
+from rayfl.models.networks.perceptron import MultilayerPerceptron
 from rayfl.models.zoo import CustomModel
 from rayfl.objectives import loss
 from rayfl.tasks.classification import Classification

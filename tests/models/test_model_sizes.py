@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rayfl.examples import InputSpec
-from rayfl.models.residual import ResidualBlock
+from rayfl.models.networks.residual import ResidualBlock
 from rayfl.models.zoo import (
     M5,
     TFCNN,

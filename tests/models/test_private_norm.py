@@ -19,7 +19,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.errors import ClientError, MethodError
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.normalization import normalize_by
+from rayfl.models.layers.normalization import normalize_by
 from rayfl.models.private_norm import STATE, PrivateNorm, private_names
 from rayfl.params import Tree, copy, leaves, num_bytes
 from rayfl.randomness import RandomStreams

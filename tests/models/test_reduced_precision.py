@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from rayfl.examples import InputSpec
+from rayfl.models.networks.waveforms import M5
 from rayfl.models.reduced_precision import has_broad_kernels, reduced_precision
-from rayfl.models.waveforms import M5
 
 STEREO = InputSpec("image", (2, 1, 640), 4)
 

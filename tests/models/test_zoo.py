@@ -14,7 +14,7 @@ from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.steps import looped
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
-from rayfl.models.residual import ResidualBlock
+from rayfl.models.networks.residual import ResidualBlock
 from rayfl.models.zoo import (
     M5,
     TFCNN,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rayfl.examples import InputSpec
-from rayfl.models.perceptron import TwoNN
+from rayfl.models.networks.perceptron import TwoNN
 from rayfl.runs.gradient_matching import Attack, Leak, inferred_labels, total_variation
 from rayfl.tasks.base import Batch
 from rayfl.tasks.classification import Classification

@@ -20,7 +20,7 @@ from rayfl.config.loading import load_config
 from rayfl.data.sources.preparation.pooled_writing import write_pooled
 from rayfl.data.sources.preparation.preparing import PREPARED
 from rayfl.examples import InputSpec
-from rayfl.models.perceptron import TwoNN
+from rayfl.models.networks.perceptron import TwoNN
 from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograph, vectors
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written

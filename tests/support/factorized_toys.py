@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rayfl.examples import InputSpec
-from rayfl.models.perceptron import TwoNN
+from rayfl.models.networks.perceptron import TwoNN
 from rayfl.tasks.classification import Classification
 from tests.support.toy_networks import DoubleNetwork
 

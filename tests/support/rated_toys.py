@@ -12,7 +12,7 @@ from torch import Tensor
 from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import InputSpec
-from rayfl.models.recommenders import MatrixFactorization
+from rayfl.models.networks.recommenders import MatrixFactorization
 from rayfl.params import Tree
 from rayfl.tasks.recommendation import Recommendation
 from tests.support.toy_networks import DoubleNetwork

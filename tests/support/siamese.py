@@ -15,7 +15,7 @@ from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.variations import Variations
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import InputSpec
-from rayfl.models.siamese import Heads, siamese
+from rayfl.models.networks.siamese import Heads, siamese
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree
 from rayfl.tasks.self_supervised import ObjectiveName, SelfSupervised, ViewLoss

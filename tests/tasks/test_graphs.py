@@ -17,7 +17,7 @@ from rayfl.errors import ConfigError, DataError, ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.base import Network
-from rayfl.models.graphs import GCNModel
+from rayfl.models.networks.graphs import GCNModel
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.folder import open_run

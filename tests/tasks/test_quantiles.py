@@ -20,7 +20,7 @@ from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError, ModelError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
-from rayfl.models.forecasters import NLinear
+from rayfl.models.networks.forecasters import NLinear
 from rayfl.report.columns import columns_of
 from rayfl.report.comparison import compare
 from rayfl.report.lines import Wanted

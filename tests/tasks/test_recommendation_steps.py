@@ -18,7 +18,7 @@ from rayfl.engine.steps import looped
 from rayfl.engine.updates.requests import TrainRequest
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics.ranking import RankingLoss
-from rayfl.models.recommenders import MatrixFactorization, NeuralCF
+from rayfl.models.networks.recommenders import MatrixFactorization, NeuralCF
 from rayfl.objectives import TRAINED, loss
 from rayfl.tasks.base import Batch, Predictor
 from rayfl.tasks.recommendation import Recommendation

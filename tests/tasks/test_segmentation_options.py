@@ -18,7 +18,7 @@ from algorithms.registry import METHODS, Experiment
 from rayfl.cli.entry import app
 from rayfl.config.loading import load_config
 from rayfl.experiment.parts import Parts
-from rayfl.models.unet import UNetModel
+from rayfl.models.networks.unet import UNetModel
 from rayfl.runs.finding import load_run
 from tests.tasks.test_segmentation import SMALL
 

@@ -17,7 +17,7 @@ from rayfl.errors import MethodError, ModelError
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics.representations import spread
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.siamese import Heads, siamese
+from rayfl.models.networks.siamese import Heads, siamese
 from rayfl.models.zoo import TwoNN
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Predictor

@@ -14,9 +14,9 @@ from torch.func import grad, vmap
 
 from rayfl.examples import InputSpec
 from rayfl.metrics.language import IGNORED
-from rayfl.models.perceptron import TwoNN
-from rayfl.models.tokens import FastText, WindowModel
-from rayfl.models.unet import UNetModel
+from rayfl.models.networks.perceptron import TwoNN
+from rayfl.models.networks.tokens import FastText, WindowModel
+from rayfl.models.networks.unet import UNetModel
 from rayfl.tasks.base import Batch, NetworkTask, Predictor
 from rayfl.tasks.classification import Classification
 from rayfl.tasks.further_tasks import ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation

@@ -19,7 +19,7 @@ from rayfl.engine.updates.requests import GradientRequest
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics.language import IGNORED
 from rayfl.models.base import Network
-from rayfl.models.tokens import BagOfTokens, FastText, WindowModel
+from rayfl.models.networks.tokens import BagOfTokens, FastText, WindowModel
 from rayfl.models.zoo import CharLSTM
 from rayfl.params import leaves
 from rayfl.tasks.base import Predictor

@@ -15,7 +15,7 @@ from algorithms.clients import Call, Clients, Replies
 from algorithms.floco import Floco
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.examples import InputSpec
-from rayfl.models.perceptron import TwoNN
+from rayfl.models.networks.perceptron import TwoNN
 from rayfl.params import Tree
 from rayfl.tasks.classification import Classification
 from tests.support.cases import ALGORITHMS, toy_of

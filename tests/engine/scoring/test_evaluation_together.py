@@ -24,7 +24,7 @@ from rayfl.metrics import Statistics
 from rayfl.metrics.language import IGNORED
 from rayfl.metrics.regression import RegressionMeasures
 from rayfl.models.base import Network
-from rayfl.models.tokens import WindowModel
+from rayfl.models.networks.tokens import WindowModel
 from rayfl.models.zoo import CharLSTM, TwoNN
 from rayfl.tasks.base import Predictor
 from rayfl.tasks.classification import Classification

@@ -22,7 +22,7 @@ from rayfl.data.partitions.dirichlet import DirichletPartition
 from rayfl.data.sources.official import open_official_test
 from rayfl.data.sources.rows.parquet import ParquetSource
 from rayfl.errors import ConfigError, DataError, ModelError
-from rayfl.models.perceptron import TabularMLP
+from rayfl.models.networks.perceptron import TabularMLP
 from rayfl.randomness import RandomStreams
 from tests.support.tables import AGES, INPUTS, ROWS, opened, own_section, written
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from rayfl.examples import InputSpec
 from rayfl.models.base import Network
-from rayfl.models.normalization import FrozenStatisticsNorm, Normalization, normalize_by
+from rayfl.models.layers.normalization import FrozenStatisticsNorm, Normalization, normalize_by
 from rayfl.models.zoo import ResNet9
 
 torch.set_num_threads(1)

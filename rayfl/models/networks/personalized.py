@@ -12,7 +12,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.factorization import Factorizable
-from rayfl.models.stacked import StackedNet, linear_stack, map_shape
+from rayfl.models.networks.stacked import StackedNet, linear_stack, map_shape
 
 _POOL_AND_LAST_KERNEL = {28: (2, 2), 32: (2, 3), 64: (3, 2)}
 """Pooling and third kernel by the side of the image: those that leave a map of exactly one pixel."""

@@ -15,10 +15,10 @@ from algorithms.lg_fedavg import LGFedAvg
 from algorithms.registry import Experiment
 from rayfl.errors import ConfigError, ModelError
 from rayfl.examples import InputSpec
-from rayfl.models.structural import STRUCTURE, StructuralGIN
+from rayfl.models.networks.structural import STRUCTURE, StructuralGIN
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.folder import open_run
-from tests.models.test_graph_models import GRAPHS, NODES, doubled, spec
+from tests.models.networks.test_graph_models import GRAPHS, NODES, doubled, spec
 from tests.support.graphs import dense
 
 torch.set_num_threads(1)

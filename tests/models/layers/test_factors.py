@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.factors import Factorized, factorize, rank_of, size_of
-from rayfl.models.vgg import VGG
+from rayfl.models.layers.factors import Factorized, factorize, rank_of, size_of
+from rayfl.models.networks.vgg import VGG
 from tests.support.factorized_toys import factorized_layers, logits_of
 
 COMPOSITIONS = ("fedpara", "pfedpara", "low_rank")

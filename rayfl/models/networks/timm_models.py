@@ -10,8 +10,8 @@ from torch import nn
 
 from rayfl.errors import ModelError
 from rayfl.models.architecture import NAME
+from rayfl.models.networks.torchvision_models import ImageClassifier
 from rayfl.models.split import last_linear_layer
-from rayfl.models.torchvision_models import ImageClassifier
 from rayfl.models.weights import load_weights
 from rayfl.naming.spelling import nearest
 

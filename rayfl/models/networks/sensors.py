@@ -12,7 +12,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME
 from rayfl.models.base import ClassificationModel
 from rayfl.models.factorization import Factorizable
-from rayfl.models.stacked import StackedNet, linear_stack, map_shape
+from rayfl.models.networks.stacked import StackedNet, linear_stack, map_shape
 
 _WIDTHS = (32, 64)
 

@@ -13,7 +13,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.factorization import Factorizable
-from rayfl.models.stacked import StackedNet, linear_stack, map_shape
+from rayfl.models.networks.stacked import StackedNet, linear_stack, map_shape
 
 _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """By depth, how many convolutions of 64, 128, 256, 512 and 512 channels there are before each pooling."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayfl.models.forward_pass import Stackable, is_stacked
-from rayfl.models.recurrent_weights import in_one_block
+from rayfl.models.layers.recurrent_weights import in_one_block
 
 State = tuple[Tensor, Tensor]
 

@@ -12,8 +12,8 @@ from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.factorization import Factorizable
-from rayfl.models.normalization import NORMALIZATION, Normalization, normalize_by
-from rayfl.models.stacked import StackedNet, linear_stack, map_shape
+from rayfl.models.layers.normalization import NORMALIZATION, Normalization, normalize_by
+from rayfl.models.networks.stacked import StackedNet, linear_stack, map_shape
 
 
 class ResNet9(Factorizable):

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
-from rayfl.models.perceptron import TwoNN
-from rayfl.models.recommenders import MatrixFactorization, NeuralCF
-from rayfl.models.recurrent import CharLSTM
-from rayfl.models.tokens import FastText, WindowModel
+from rayfl.models.networks.perceptron import TwoNN
+from rayfl.models.networks.recommenders import MatrixFactorization, NeuralCF
+from rayfl.models.networks.recurrent import CharLSTM
+from rayfl.models.networks.tokens import FastText, WindowModel
 
 torch.set_num_threads(1)
 SPEC = InputSpec("tokens", (5,), 1, 9, "ranking")

@@ -13,7 +13,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME
 from rayfl.models.base import ClassificationModel
 from rayfl.models.factorization import Factorizable
-from rayfl.models.forecasters import INDIVIDUAL, EachAlone, check_windows
+from rayfl.models.networks.forecasters import INDIVIDUAL, EachAlone, check_windows
 
 _FLAT = 1e-5
 """Added to the variance of a window, which may be 0."""

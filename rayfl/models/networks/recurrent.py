@@ -13,7 +13,7 @@ from rayfl.examples import InputSpec, lengths_of
 from rayfl.models.architecture import INITIALIZATION, NAME, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.factorization import Factorizable
-from rayfl.models.lstm import StackableLSTM
+from rayfl.models.layers.lstm import StackableLSTM
 
 
 class CharLSTM(Factorizable):

@@ -13,7 +13,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.anatomy import under
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.graphs import NORM, NodeNorm, node_norm
+from rayfl.models.networks.graphs import NORM, NodeNorm, node_norm
 
 STRUCTURE = "structure"
 """The kind of parameters that read the structure of graphs."""
@@ -27,7 +27,7 @@ class StructuralGIN(Architecture):
     linear layer makes of the node's own numbers, and s_v what another one makes of that description, a layer is
 
         x_v' = ReLU(MLP(z_v + sum of z_u over neighbours u)),  z = (x, s)
-        s_v' = tanh of a graph convolution (:class:`rayfl.models.graphs.GCNModel`)
+        s_v' = tanh of a graph convolution (:class:`rayfl.models.networks.graphs.GCNModel`)
 
     and a graph is the sum over its nodes of a linear layer of (x_v, s_v), then a linear layer with ReLU, which the head
     reads. The channel of s is the group ``structure``. Walks and degrees count edges by their weights.

@@ -18,7 +18,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.architecture import NAME
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.factorization import Factorizable
-from rayfl.models.normalization import NORMALIZATION, Normalization, normalize_by
+from rayfl.models.layers.normalization import NORMALIZATION, Normalization, normalize_by
 from rayfl.models.split import SplitModel, last_linear_layer
 from rayfl.models.tryout import try_out
 from rayfl.models.weights import load_weights

@@ -13,10 +13,10 @@ from torch.func import vmap
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
-from rayfl.models.bags import AttentionPooling
-from rayfl.models.graphs import GCNModel, GINModel
-from rayfl.models.perceptron import TabularMLP, TwoNN
-from rayfl.models.unet import UNetModel
+from rayfl.models.networks.bags import AttentionPooling
+from rayfl.models.networks.graphs import GCNModel, GINModel
+from rayfl.models.networks.perceptron import TabularMLP, TwoNN
+from rayfl.models.networks.unet import UNetModel
 from tests.support.graphs import dense, drawn
 
 torch.set_num_threads(1)

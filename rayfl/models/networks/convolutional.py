@@ -13,7 +13,7 @@ from rayfl.examples import InputSpec
 from rayfl.models.architecture import INITIALIZATION, NAME, Architecture, Initialization, initialized
 from rayfl.models.base import ClassificationModel
 from rayfl.models.factorization import Factorizable
-from rayfl.models.stacked import StackedNet, linear_stack, map_shape
+from rayfl.models.networks.stacked import StackedNet, linear_stack, map_shape
 
 
 class TwoCNN(Factorizable):

@@ -9,9 +9,9 @@ from torch.func import grad, vmap
 
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
-from rayfl.models.convolutional import TwoCNN
-from rayfl.models.perceptron import TwoNN
-from rayfl.models.unet import UNetModel
+from rayfl.models.networks.convolutional import TwoCNN
+from rayfl.models.networks.perceptron import TwoNN
+from rayfl.models.networks.unet import UNetModel
 from rayfl.models.zoo import CustomModel
 from tests.support import own_models
 

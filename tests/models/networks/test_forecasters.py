@@ -15,9 +15,9 @@ from rayfl.engine.stacks import vectorized
 from rayfl.engine.steps import looped
 from rayfl.errors import ModelError
 from rayfl.examples import Examples, InputSpec
-from rayfl.models.forecasters import DLinear, LSTMForecaster, NLinear
-from rayfl.models.patches import PatchTransformer
-from rayfl.models.perceptron import TwoNN
+from rayfl.models.networks.forecasters import DLinear, LSTMForecaster, NLinear
+from rayfl.models.networks.patches import PatchTransformer
+from rayfl.models.networks.perceptron import TwoNN
 from rayfl.objectives import TRAINED, loss
 from rayfl.tasks.base import Batch
 from rayfl.tasks.forecasting import Forecasting, ForecastingSection

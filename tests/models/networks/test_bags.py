@@ -8,7 +8,7 @@ from torch.func import grad, vmap
 
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
-from rayfl.models.bags import AttentionPooling
+from rayfl.models.networks.bags import AttentionPooling
 
 torch.set_num_threads(1)
 SPEC = InputSpec("image", (6, 5), 3)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
-from rayfl.models.normalization import BatchNormalization1d
+from rayfl.models.layers.normalization import BatchNormalization1d
 
 ENCODER = "encoder"
 PREDICTOR = "predictor"

@@ -52,7 +52,7 @@ def test_an_image_is_no_waveform() -> None:
 
 
 def test_the_models_that_the_page_names_take_spectrograms() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
     named = page.partition("grey images read them; of those in")[2].partition("and those of")[0]
     names = re.findall(r"`(\w+)`", named)
     assert len(names) == 14

@@ -1,0 +1,1 @@
+"""Networks that a configuration can name."""
