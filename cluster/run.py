@@ -24,6 +24,7 @@ from algorithms.registry import Experiment
 from cluster.planning.balance import hosts_of
 from cluster.planning.measuring import plan_run
 from cluster.planning.model_memory import server_warning
+from cluster.planning.sample_memory import check_samples, sample_warning
 from cluster.planning.shared_storage import SharedFolder, all_ready
 from cluster.rounds.claim import claim_folder
 from cluster.rounds.driver import Driver
@@ -233,6 +234,9 @@ def _pool(parts: Parts, sizes: np.ndarray) -> Iterator[tuple[HostPool, StopReque
     if cluster.backend == "inline":
         with limited_threads(cluster.threads_per_actor), stop_requests(cluster.stop_grace_s) as stop:
             check_spill_dir(cluster.spill_dir)
+            check_samples(parts, hosts=1)
+            if warning := sample_warning(parts, hosts=1):
+                _log.warning("%s", warning)
             host = build_host(config, 0, inline_device(cluster.device), tell=lambda line: log_printed([line]))
             yield InlinePool([host]), stop, ()
         return

@@ -10,11 +10,12 @@ from threadpoolctl import threadpool_limits
 
 from actors.hosting.allocator import reuse_freed_memory
 from actors.hosting.host import ClientHost
-from actors.hosting.memory import Spill, machine_memory
+from actors.hosting.memory import Spill
 from actors.hosting.state import ClientStates
 from rayfl.config.cluster_section import ClusterConfig
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.sources.root import data_root
+from rayfl.diagnosis.machine_memory import machine_memory
 from rayfl.engine.engine import Engine
 from rayfl.engine.precision import set_arithmetic
 from rayfl.errors import DataError

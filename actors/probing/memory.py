@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from actors.hosting.allocator import return_freed_memory
-from actors.hosting.memory import machine_memory
+from rayfl.diagnosis.machine_memory import machine_memory
 
 _LARGEST_CONTEXT = 1 << 30
 """Bytes. What a GPU's memory is used for other than tensors is taken for this process's context up to here, for other

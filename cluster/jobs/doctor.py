@@ -146,7 +146,7 @@ def check_gpu_sharing() -> Finding:
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 -- it is this folder that counts
     """Checks the room for Ray's object store, without which Ray falls back to the disk."""
-    from actors.hosting.memory import machine_memory
+    from rayfl.diagnosis.machine_memory import machine_memory
 
     if not folder.is_dir():
         return Finding("shared memory", "ok", "this system has no /dev/shm")

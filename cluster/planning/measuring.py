@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from cluster.planning.autoscaling import AutoscalerRequest, demand
 from cluster.planning.model_memory import memory_warning
 from cluster.planning.plan import Plan, depends_on_measuring, final_plan
 from cluster.planning.resources import actors_between, plan_actors, wait_for_room
+from cluster.planning.sample_memory import check_samples, sample_warning
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.stack_sizes import ENOUGH_ROWS, clients_for_rows
 from rayfl.examples import InputSpec
@@ -71,6 +72,9 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
         usable = nodes_with_room(options, least)
         options = plan_actors(config.cluster, resources_of(usable), num_clients, usable)
     measures = depends_on_measuring(config, options) and not reserved
+    here_alone = [node.id for node in usable] == [ray.get_runtime_context().get_node_id()]
+    if here_alone:
+        check_samples(parts, options.count)
 
     def planned(config: ExperimentConfig) -> Plan:
         measured = _measured(parts, config, sizes, options) if measures else []
@@ -82,18 +86,20 @@ def plan_run(parts: Parts, sizes: np.ndarray) -> Plan:
         plan = with_room(plan, saving, _asked_for(parts, sizes), planned)
     for line in plan.lines:
         _log.info("%s", line)
-    for line in (*plan.warnings, *_models_too_large(parts, plan.options, usable)):
+    too_large = _too_large(parts, plan.options) if here_alone else []
+    for line in (*plan.warnings, *too_large):
         _log.warning("%s", line)
     return replace(plan, options=replace(plan.options, begins_with=least))
 
 
-def _models_too_large(parts: Parts, options: ActorOptions, usable: Sequence[Node]) -> list[str]:
-    """Returns a warning if the models of actors on CPUs of this machine alone do not fit into its memory."""
-    if options.device != "cpu" or [node.id for node in usable] != [ray.get_runtime_context().get_node_id()]:
-        return []
-    # A custom task's ``network`` may be any object.
-    warning = memory_warning(getattr(parts.task.network, "num_parameters", 0), options.count)
-    return [warning] if warning else []
+def _too_large(parts: Parts, options: ActorOptions) -> list[str]:
+    """Returns warnings if made-up samples, or models of actors on CPUs, may not fit into this machine's memory."""
+    check_samples(parts, options.count)
+    found = [sample_warning(parts, options.count)]
+    if options.device == "cpu":
+        # A custom task's ``network`` may be any object.
+        found.append(memory_warning(getattr(parts.task.network, "num_parameters", 0), options.count))
+    return [warning for warning in found if warning]
 
 
 def nodes_with_room(options: ActorOptions, least: int) -> list[Node]:

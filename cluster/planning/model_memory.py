@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.hosting.memory import machine_memory
+from rayfl.diagnosis.machine_memory import machine_memory
 from rayfl.experiment.parts import Parts
 from rayfl.selection.strategy import Strategy
 

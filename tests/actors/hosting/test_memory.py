@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.hosting import memory
 from actors.hosting.memory import LeastRecentlyUsed, Spill
 from actors.hosting.state import ClientStates
 from rayfl.errors import ResourceError
@@ -174,23 +173,3 @@ def test_a_method_runs_within_little_memory_to_the_same_bits(tmp_path: Path) -> 
     for client, rows in plenty.scores(final=True).items():
         for row, statistics in rows.items():
             assert (little.scores(final=True)[client][row].vector == statistics.vector).all()
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "expected"),
-    [
-        ("0::/", {"memory.max": "700\n"}, [700]),  # a container
-        ("0::/slurm/job_7/step_0", {"memory.max": "max\n", "slurm/job_7/memory.max": "500"}, [500]),
-        ("4:memory:/slurm/job_7\n1:cpu:/", {"memory/slurm/job_7/memory.limit_in_bytes": "300"}, [300]),
-        ("1:cpu:/slurm/job_7", {"slurm/job_7/memory.max": "500"}, []),
-    ],
-)
-def test_a_batch_job_has_the_memory_of_its_control_group(
-    groups: str, files: dict[str, str], expected: list[int], tmp_path: Path
-) -> None:
-    (tmp_path / "cgroup").write_text(groups)
-    for name, content in files.items():
-        (file := tmp_path / "mounted" / name).parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
-    assert list(memory.group_limits(tmp_path / "cgroup", tmp_path / "mounted")) == expected
-    assert list(memory.group_limits(tmp_path / "none", tmp_path / "mounted")) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -13,6 +13,7 @@ from rayfl.data.graphs import Graph, GraphRows
 from rayfl.data.partitions.owners import places_by_owner
 from rayfl.data.sources.base import Source
 from rayfl.data.sources.graphs.node_files import NodeTable, read_nodes
+from rayfl.data.sources.made_up.making import MadeUpSource
 from rayfl.data.sources.made_up.source import client_names
 from rayfl.data.sources.rows.parquet import located
 from rayfl.data.subgraphs import SubgraphDataset
@@ -135,7 +136,7 @@ class NodeGraphSource(_OwnSplits):
         return client_names(self.num_clients, 1).tolist(), whose
 
 
-class SyntheticSubgraphsSource(_OwnSplits):
+class SyntheticSubgraphsSource(_OwnSplits, MadeUpSource):
     """Made-up graphs of stochastic block models, one for each client, with a class of each node.
 
     A graph has from half of ``nodes`` nodes to all of them. Classes are drawn with client k's probabilities from
@@ -144,6 +145,8 @@ class SyntheticSubgraphsSource(_OwnSplits):
     z_v + signal (sqrt(1 - own^2) u_c + own v_kc), all entries drawn from N(0, 1): neighbours tell of the class, and
     what numbers say is more or less the client's own.
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "nodes", "dimension")
 
     name: Literal["synthetic_subgraphs"] = Field(
         default="synthetic_subgraphs", description="Made-up graphs with a class of each node."
@@ -158,8 +161,14 @@ class SyntheticSubgraphsSource(_OwnSplits):
     signal: float = Field(default=0.7, ge=0, le=1e6, description="How much numbers tell of the class.")
     own: float = Field(default=0.9, ge=0, le=1, description="How much of what they tell is the client's own.")
 
+    @property
+    def least_bytes(self) -> int:
+        nodes = 3 * self.nodes / 4  # on average, with a class and a split of 8 bytes each
+        return int(self.num_clients * nodes * (16 + 4 * self.dimension))
+
     def open(self, streams: RandomStreams) -> SubgraphDataset:
         """Makes all graphs; uses the stream ``synthetic``, also of each client, and ``holdout`` of each client."""
+        self.check_room()
         common = streams.generator("synthetic").normal(size=(self.classes, self.dimension))
         names = client_names(self.num_clients, 1).tolist()
         made = [self._client(client, common, streams) for client in range(self.num_clients)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -12,6 +12,7 @@ from rayfl.data.interactions import InteractionDataset, Unknown
 from rayfl.data.partitions.owners import places_by_owner
 from rayfl.data.sources.base import Source
 from rayfl.data.sources.interactions.files import read_interactions
+from rayfl.data.sources.made_up.making import MadeUpSource
 from rayfl.data.sources.made_up.source import client_names
 from rayfl.data.sources.rows.parquet import located
 from rayfl.errors import DataError
@@ -116,7 +117,7 @@ class InteractionsSource(Source):
         )
 
 
-class SyntheticInteractionsSource(Source):
+class SyntheticInteractionsSource(MadeUpSource):
     """Users who choose made-up items by popularity and by tastes of their own.
 
     User k chooses item i before others by the score b_i + taste * (u_k . v_i) / sqrt(factors) + g_ki, with all entries
@@ -124,6 +125,8 @@ class SyntheticInteractionsSource(Source):
     other without repetition, with probabilities proportional to the exponentials of scores without g. Their order in
     time is random. A user has from half to one and a half times ``interactions`` items.
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "interactions")
 
     name: Literal["synthetic_interactions"] = Field(
         default="synthetic_interactions", description="Made-up users who choose items."
@@ -137,6 +140,10 @@ class SyntheticInteractionsSource(Source):
     unknown: Unknown = Field(default="training", description=_UNKNOWN)
     validation: bool = Field(default=True, description=_VALIDATION)
 
+    @property
+    def least_bytes(self) -> int:
+        return self.num_clients * self.interactions * 8
+
     def open(self, streams: RandomStreams) -> InteractionDataset:
         """Draws all users' items; uses the stream ``synthetic``, also of each client."""
         if self.items <= (most := 3 * self.interactions // 2):
@@ -144,6 +151,7 @@ class SyntheticInteractionsSource(Source):
                 f"dataset.items is {self.items}, but a user may choose {most} of them (one and a half times "
                 "dataset.interactions): raise it"
             )
+        self.check_room()
         generator = streams.generator("synthetic")
         popularity = generator.normal(size=self.items)
         vectors = generator.normal(size=(self.items, self.factors))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from rayfl.data.graphs import Graph, GraphRows
-from rayfl.data.sources.base import Samples, Source
+from rayfl.data.sources.base import Samples
+from rayfl.data.sources.made_up.making import MadeUpSource
 from rayfl.data.sources.made_up.source import client_names
 from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
@@ -24,7 +25,7 @@ _PATTERNS = (
 """By class the edges of its pattern: a ring, a clique, a star, and two nodes with three common neighbours."""
 
 
-class SyntheticGraphsSource(Source):
+class SyntheticGraphsSource(MadeUpSource):
     """Random trees with further edges, in which a pattern of the class is planted.
 
     A graph has from half of ``nodes`` nodes to all of them. They are a random recursive tree, with further edges
@@ -34,6 +35,8 @@ class SyntheticGraphsSource(Source):
     u_c + own v_kc), all entries drawn from N(0, 1): structure tells the same at all clients, and what numbers say of a
     class is more or less the client's own. Classes are uniform.
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "samples", "nodes", "dimension")
 
     name: Literal["synthetic_graphs"] = Field(default="synthetic_graphs", description="Made-up graphs of classes.")
     num_clients: int = Field(default=20, ge=1, description="Number of clients.")
@@ -46,8 +49,14 @@ class SyntheticGraphsSource(Source):
     signal: float = Field(default=1.0, ge=0, le=1e6, description="How much numbers of nodes in patterns tell.")
     own: float = Field(default=0.9, ge=0, le=1, description="How much of what they tell is the client's own.")
 
+    @property
+    def least_bytes(self) -> int:
+        nodes = 3 * self.nodes / 4  # on average, in a tree of edges of 16 bytes
+        return int(self.num_clients * self.samples * nodes * (16 + 4 * self.dimension))
+
     def open(self, streams: RandomStreams) -> Samples:
         """All clients' graphs, one client after the other; uses the stream ``synthetic``, also of each client."""
+        self.check_room()
         common = streams.generator("synthetic").normal(size=(self.classes, self.dimension))
         graphs, labels = list[Graph](), list[np.ndarray]()
         for client in range(self.num_clients):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.sources.base import Samples, Source
+from rayfl.data.sources.base import Samples
+from rayfl.data.sources.made_up.making import MadeUpSource
 from rayfl.data.sources.made_up.source import client_names
 from rayfl.data.sources.tokens.instruction_texts import Encoder, encoder_of
 from rayfl.data.sources.tokens.tokenizers import BYTES
@@ -21,17 +22,24 @@ QUESTIONS = ("What colour is a {}? ", "A {} is of which colour? ", "Name the col
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
-class ColourSource(Source):
+class ColourSource(MadeUpSource):
     """Questions about the colours of made-up things, of which each client has some of its own.
 
     Things are words of three letters. A common table says their colours; each client has another colour, drawn for it,
     for a share ``own`` of them.
     """
 
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "samples")
+
     num_clients: int = Field(default=20, ge=1, description="Number of clients.")
     samples: int = Field(default=60, ge=1, description="Questions of a client.")
     things: int = Field(default=12, ge=1, le=500, description="Things whose colours are asked for.")
     own: float = Field(default=0.5, ge=0, le=1, description="Share of the things that have a client's own colour.")
+
+    @property
+    def least_bytes(self) -> int:
+        longest = max(len(question.format("abc")) for question in QUESTIONS) + max(map(len, COLOURS))
+        return self.num_clients * self.samples * 16 * longest
 
     def decoder(self) -> Encoder:
         """See the base class."""
@@ -107,6 +115,7 @@ class SyntheticInstructionsSource(ColourSource):
 
     def open(self, streams: RandomStreams) -> Samples:
         """All clients' samples, one client after the other; uses the stream ``synthetic``, also of each client."""
+        self.check_room()
         texts = []
         for client in range(self.num_clients):
             asked, colours, _ = self._asked(client, streams)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.sources.base import Samples, Source
+from rayfl.data.sources.base import Samples
+from rayfl.data.sources.made_up.making import MadeUpSource
 from rayfl.data.sources.made_up.source import client_names
 from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 
-class SyntheticMasksSource(Source):
+class SyntheticMasksSource(MadeUpSource):
     """Noisy images of a ball and a box each, and masks: 0 background, 1 ball, 2 box, which lies in front.
 
     Sizes and places are uniform. At client k, what has class c is as bright as c + beta v_kc, with v_kc from N(0, 1):
     clients differ as scanners of several hospitals do. Each pixel's noise is from N(0, noise^2).
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "samples", "side")
 
     name: Literal["synthetic_masks"] = Field(
         default="synthetic_masks", description="Made-up images with a class at each pixel."
@@ -30,8 +34,14 @@ class SyntheticMasksSource(Source):
     beta: float = Field(default=0.7, ge=0, le=1e6, description="How much the clients' brightnesses differ.")
     noise: float = Field(default=0.5, ge=0, le=1e6, description="Standard deviation of a pixel's noise.")
 
+    @property
+    def least_bytes(self) -> int:
+        pixels = math.prod([self.side] * self.dimensions)
+        return 5 * self.num_clients * self.samples * pixels
+
     def open(self, streams: RandomStreams) -> Samples:
         """All clients' images, one client after the other; uses the stream ``synthetic`` of each client."""
+        self.check_room()
         drawn = [self._client(streams.generator("synthetic", client=client)) for client in range(self.num_clients)]
         x, y = (np.concatenate(column) for column in zip(*drawn, strict=True))
         spec = InputSpec("image", (1, *[self.side] * self.dimensions), 3, target="mask")

@@ -25,8 +25,13 @@ class SyntheticPreferencesSource(ColourSource):
         default="synthetic_preferences", description="Made-up pairs of answers in bytes, to align a language model."
     )
 
+    @property
+    def least_bytes(self) -> int:
+        return 2 * super().least_bytes
+
     def open(self, streams: RandomStreams) -> Samples:
         """All clients' pairs, one client after the other; uses the stream ``synthetic``, also of each client."""
+        self.check_room()
         _, common = self._common(streams)
         texts = []
         for client in range(self.num_clients):

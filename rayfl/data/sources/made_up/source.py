@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.sources.base import Samples, Source
+from rayfl.data.sources.base import Samples
+from rayfl.data.sources.made_up.making import MadeUpSource
 from rayfl.data.sources.targets import next_tokens
 from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
 
-class SyntheticLabelsSource(Source):
+class SyntheticLabelsSource(MadeUpSource):
     """Vectors with several labels from linear models, of which each client has its own, near a common one.
 
     A sample x ~ N(c_k, 1) of client k has label l where x . w_kl > b, with w_kl = w_l + beta v_kl, all entries drawn
     from N(0, 1), c_k from N(0, 1/4), and b so that about a third of the samples of an average client have a label.
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "samples", "dimension")
 
     name: Literal["synthetic_labels"] = Field(
         default="synthetic_labels", description="Made-up vectors with several labels each."
@@ -29,8 +32,13 @@ class SyntheticLabelsSource(Source):
     labels: int = Field(default=5, ge=1, le=1000, description="Number of labels.")
     beta: float = Field(default=0.7, ge=0, le=1e6, description="How much the clients' models differ.")
 
+    @property
+    def least_bytes(self) -> int:
+        return self.num_clients * self.samples * 4 * (self.dimension + self.labels)
+
     def open(self, streams: RandomStreams) -> Samples:
         """All clients' samples, one client after the other; uses the stream ``synthetic``, also of each client."""
+        self.check_room()
         common = streams.generator("synthetic").normal(size=(self.dimension, self.labels))
         drawn = [self._client(client, common, streams) for client in range(self.num_clients)]
         spec = InputSpec("image", (self.dimension,), self.labels, target="labels")
@@ -47,13 +55,15 @@ class SyntheticLabelsSource(Source):
         return x.astype(np.float32), (scores > bound).astype(np.float32)
 
 
-class SyntheticSurvivalSource(Source):
+class SyntheticSurvivalSource(MadeUpSource):
     """Patients whose risks are linear in their numbers, of which each client has its own, near common ones.
 
     A patient x ~ N(0, 1) of client k has the constant hazard exp(x . w_k) / 1000 a day, with w_k = (w + beta v_k) /
     sqrt(1 + beta^2), all entries drawn from N(0, 1). The patient is seen until a day drawn uniformly from 100 to 3000.
     The target is the day of death and 1, or the last day and 0 where death comes after it.
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "samples", "dimension")
 
     name: Literal["synthetic_survival"] = Field(
         default="synthetic_survival", description="Made-up patients with times and events."
@@ -63,8 +73,13 @@ class SyntheticSurvivalSource(Source):
     dimension: int = Field(default=5, ge=1, description="Numbers about a patient.")
     beta: float = Field(default=1.0, ge=0, le=1e6, description="How much the clients' risks differ.")
 
+    @property
+    def least_bytes(self) -> int:
+        return self.num_clients * self.samples * 4 * (self.dimension + 2)
+
     def open(self, streams: RandomStreams) -> Samples:
         """All clients' patients, one client after the other; uses the stream ``synthetic``, also of each client."""
+        self.check_room()
         common = streams.generator("synthetic").normal(size=self.dimension)
         drawn = [self._client(client, common, streams) for client in range(self.num_clients)]
         x, y = (np.concatenate(column) for column in zip(*drawn, strict=True))
@@ -81,13 +96,15 @@ class SyntheticSurvivalSource(Source):
         return x.astype(np.float32), np.stack([np.minimum(death, end), death <= end], 1).astype(np.float32)
 
 
-class SyntheticTextSource(Source):
+class SyntheticTextSource(MadeUpSource):
     """Texts of Markov chains, of which each client has its own, near a common one.
 
     The next token follows the distribution (1 - own) P[t] + own Q_k[t] of the token t before it; the rows of the common
     P and of the client's Q_k are drawn from a Dirichlet distribution. The first token is uniform. Token 0 does not
     occur: it is padding. What is learned is the next token.
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "texts", "length")
 
     name: Literal["synthetic_text"] = Field(default="synthetic_text", description="Made-up texts, a language model's.")
     num_clients: int = Field(default=20, ge=1, description="Number of clients.")
@@ -97,8 +114,13 @@ class SyntheticTextSource(Source):
     concentration: float = Field(default=0.1, gt=0, description="Of the Dirichlet distributions: small for few tokens.")
     own: float = Field(default=0.5, ge=0, le=1, description="How much of a client's chain is its own.")
 
+    @property
+    def least_bytes(self) -> int:
+        return self.num_clients * self.texts * 8 * (self.length + 1)
+
     def open(self, streams: RandomStreams) -> Samples:
         """All clients' texts, one client after the other; uses the stream ``synthetic``, also of each client."""
+        self.check_room()
         x, y = next_tokens(np.concatenate([self._texts(client, streams) for client in range(self.num_clients)]))
         spec = InputSpec("tokens", (self.length,), self.vocabulary, self.vocabulary, "tokens")
         return Samples(x, y, spec, client_names(self.num_clients, self.texts))

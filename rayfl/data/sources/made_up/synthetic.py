@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from rayfl.data.sources.base import Samples, Source
+from rayfl.data.sources.base import Samples
+from rayfl.data.sources.made_up.making import MadeUpSource
 from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
@@ -16,7 +18,7 @@ _SIZE_MEAN, _SIZE_DEVIATION = 4.0, 2.0
 _VARIANCE_DECAY = -1.2
 
 
-class SyntheticSource(Source):
+class SyntheticSource(MadeUpSource):
     """Vectors with labels from a linear model, both differing from client to client (Li et al., FedProx, 2020, 5.1).
 
     Client k labels x with argmax(x W_k + b_k). The entries of W_k and b_k are drawn from N(u_k, 1) with
@@ -24,6 +26,8 @@ class SyntheticSource(Source):
     entries of v_k from N(B_k, 1) and B_k ~ N(0, beta). As in the published code, alpha and beta are standard
     deviations, and a client has 50 + floor(exp(z)) samples with z ~ N(4, 2^2). After Shamir et al. (DANE, 2014).
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "dimension")
 
     name: Literal["synthetic"] = "synthetic"
     alpha: float = Field(
@@ -46,11 +50,17 @@ class SyntheticSource(Source):
             raise ValueError("with iid=true no clients differ: set alpha=0 and beta=0")
         return self
 
+    @property
+    def least_bytes(self) -> int:
+        samples = self.num_clients * (_FEWEST_SAMPLES + math.exp(_SIZE_MEAN + _SIZE_DEVIATION**2 / 2))
+        return int(samples * (4 * self.dimension + 8))
+
     def open(self, streams: RandomStreams) -> Samples:
         """All clients' samples, one client after the other; uses the stream ``synthetic`` of each client.
 
         x is float32 of shape (N, dimension).
         """
+        self.check_room()
         digits = len(str(self.num_clients - 1))
         names = np.array([f"{client:0{digits}d}" for client in range(self.num_clients)])
         sizes = [_size(streams.generator("synthetic", client=client)) for client in range(self.num_clients)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from rayfl.data.series import Cut, Scaling, Series, SeriesDataset
 from rayfl.data.sources.base import Source
 from rayfl.data.sources.columns.files import Decimal, Dialect
+from rayfl.data.sources.made_up.making import MadeUpSource
 from rayfl.data.sources.made_up.source import client_names
 from rayfl.data.sources.rows.parquet import located
 from rayfl.data.sources.series.borders import Border, check_borders, places_of
@@ -185,7 +186,7 @@ def check_format(format: str) -> None:
         raise ValueError(f"time_format={format!r} has no year: add it, as in %Y-%m-%d %H:%M")
 
 
-class SyntheticSeriesSource(WindowedSource):
+class SyntheticSeriesSource(WindowedSource, MadeUpSource):
     """Made-up clients with days and weeks of their own, such as households.
 
     The value of client k at time t is l_k + s_k t / times + d_k(t) + w_kj + e_kt, where j = floor(t / period) mod 7 is
@@ -195,6 +196,8 @@ class SyntheticSeriesSource(WindowedSource):
     client's values go on depends on a_k, also where they are scaled. l_k, s_k and w_kj are drawn from N(0, 9), N(0, 1)
     and N(0, 1/4).
     """
+
+    amounts: ClassVar[tuple[str, ...]] = ("num_clients", "times")
 
     name: Literal["synthetic_series"] = Field(default="synthetic_series", description="Made-up series, such as loads.")
     num_clients: int = Field(default=20, ge=1, description="Number of clients.")
@@ -206,6 +209,10 @@ class SyntheticSeriesSource(WindowedSource):
     )
     noise: float = Field(default=0.5, ge=0, le=1e6, description="Standard deviation of what is new in the noise.")
 
+    @property
+    def least_bytes(self) -> int:
+        return self.num_clients * self.times * 12  # as they are made, and scaled
+
     def open(self, streams: RandomStreams) -> SeriesDataset:
         """Draws all series; uses the stream ``synthetic``, also of each client."""
         if self.window + self.horizon > self.times:
@@ -213,6 +220,7 @@ class SyntheticSeriesSource(WindowedSource):
                 f"dataset.times is {self.times}, but a window and what follows it take {self.window + self.horizon} "
                 "(dataset.window + dataset.horizon): raise it, or lower these"
             )
+        self.check_room()
         common = self._day(streams.generator("synthetic"))
         names = client_names(self.num_clients, 1).tolist()
         series = [Series(name, self._client(client, common, streams)) for client, name in enumerate(names)]
