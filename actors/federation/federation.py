@@ -153,6 +153,7 @@ class Federation(Clients):
         """
         lent = WriteGuard({**server, **{f"(after round {round})": tree for round, tree in self._past.items()}})
         while True:
+            self._participation.give_up_short(self._context, cohort)
             present = self.present(cohort)
             try:
                 changed = run_round(algorithm, own_dicts(server), present, self) if present else {}

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from actors.hosting.failures import ClientsFailedError, Failure, RoundUndoneError
+from actors.hosting.failures import GIVEN_UP, ClientsFailedError, Failure, RoundUndoneError
 from actors.hosting.job import JobResult
 from algorithms.clients import Call
+from rayfl.engine.round_context import RoundContext
+from rayfl.engine.shortfall import shortfall
 from rayfl.errors import ClientError
 
 
@@ -38,6 +40,24 @@ class Participation:
     def present(self, clients: Sequence[int]) -> list[int]:
         """Returns the clients that take part."""
         return [client for client in clients if client not in self.absent]
+
+    def give_up_short(self, context: RoundContext, cohort: Sequence[int]) -> None:
+        """Gives the round up if too few clients are left for what its aggregation needs: then nobody takes part.
+
+        Args:
+            context: of the round.
+            cohort: the sampled clients.
+
+        Raises:
+            RoundUndoneError: when clients have taken part already, whose states must first be rolled back.
+        """
+        present = self.present(cohort)
+        if not present or not (why := shortfall(context, present)):
+            return
+        everybody = {**self.absent, **{client: Failure(GIVEN_UP, why) for client in present}}
+        if self._kept is not None:
+            raise RoundUndoneError(self._round, everybody)
+        self.absent = everybody
 
     def begin_again(self) -> None:
         """Restarts the method's round, without the absent clients."""

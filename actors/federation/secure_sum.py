@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from algorithms.clients import Call, Replies
-from rayfl.aggregation.secure_sum import without_enough
 from rayfl.engine.round_context import RoundContext
+from rayfl.engine.shortfall import fixes, shortfall
 from rayfl.errors import ClientError
 
 _log = logging.getLogger("rayfl")
@@ -37,16 +37,8 @@ def check_sum(context: RoundContext, call: Call, replies: Replies) -> None:
             f"2^{rule.modulus_bits} may wrap from {rule.most_weight + 1} on: raise compression.modulus_bits, or lower "
             "compression.bits"
         )
-    if context.asked:
-        order = context.streams.generator("secure_sum", context.round).permutation(len(context.asked))
-        ring = [context.asked[place] for place in order]
-        if short := without_enough(ring, set(call.clients), rule.neighbours, rule.threshold):
-            raise ClientError(
-                f"{where}: {len(call.clients)} of {len(ring)} clients have answered, too few to unmask the sum: of "
-                f"those with shares of the secrets of client {min(short)} a part of compression.threshold="
-                f"{rule.threshold:g} is needed. Lower it, raise compression.neighbours or "
-                "train.clients_per_round, or let fewer clients drop out"
-            )
+    if why := shortfall(context, call.clients):  # of a method's own pass over a part of the cohort
+        raise ClientError(f"{where}: {why}: {fixes(context)}, or let fewer clients drop out")
     count = sum(total.count for total in replies.totals.values()) + len(replies.values)
     if clipped := count - replies.within:
         _log.warning(

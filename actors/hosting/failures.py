@@ -16,6 +16,10 @@ _LONGEST_REASON = 300
 _NAMED_AT_MOST = 8
 
 
+GIVEN_UP = "round given up"
+"""What ``skipped.parquet`` calls the cause of clients that take no part because too few others do."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a client was left out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from actors.hosting.failures import Failure, named
+from actors.hosting.failures import GIVEN_UP, Failure, named
 from rayfl.errors import ClientError
 from rayfl.results.tables import ResultTables
 
@@ -19,7 +19,7 @@ class SkippedClients:
         self._said: set[tuple[int, int, str]] = set()
 
     def check_somebody(self, round: int, present: Sequence[int], failures: Mapping[int, Failure]) -> None:
-        """Refuses a run in whose first round all clients fail: that is the fault of none of them.
+        """Refuses a run in whose first round all clients fail, or so many that it is given up.
 
         Later rounds may: whether they go on must not depend on where a run was interrupted.
 
@@ -31,14 +31,17 @@ class SkippedClients:
         Raises:
             ClientError: naming one of them.
         """
-        if round == 0 and not present and len(failures) > 1:
-            first = min(failures)
-            _log_traces("of the first round", failures)
-            raise ClientError(
-                f"all {len(failures)} clients of the first round failed (client {first}, {failures[first].procedure}: "
-                f"{failures[first].reason}), so that there is nothing to go on with: clients.on_error leaves out "
-                "single clients. rayfl.log has their tracebacks"
-            )
+        failed = {client: why for client, why in failures.items() if why.procedure != GIVEN_UP}
+        if round or present or len(failures) < 2 or not failed:
+            return
+        first, left = min(failed), [why.reason for why in failures.values() if why.procedure == GIVEN_UP]
+        _log_traces("of the first round", failed)
+        which = f"{len(failed)} of {len(failures)}" if left else f"all {len(failures)}"
+        raise ClientError(
+            f"{which} clients of the first round failed (client {first}, {failed[first].procedure}: "
+            f"{failed[first].reason}), so that there is nothing to go on with{f' ({left[0]})' if left else ''}: "
+            "clients.on_error leaves out single clients. rayfl.log has their tracebacks"
+        )
 
     def note(self, round: int, failures: Mapping[int, Failure], tables: ResultTables) -> None:
         """Adds clients to the tables, and warns of those that it has not warned of before a rewind.

@@ -35,6 +35,7 @@ from rayfl.experiment.optimizers import check_optimizer
 from rayfl.experiment.privacy import check_privacy
 from rayfl.experiment.secure_sums import check_secure_sums
 from rayfl.experiment.selection import check_selection
+from rayfl.experiment.shortfalls import check_shortfalls
 from rayfl.naming.objects import names_an_object
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def check_parts(parts: Parts) -> np.ndarray:
     check_trainable(sizes[:available, 0], parts.dataset.names)
     check_selection(parts.config, parts.task, parts.context, sizes[:available, 0], parts.devices)
     check_secure_sums(parts.config, parts.task, parts.context, parts.buffered, sizes[:available, 0].tolist())
+    check_shortfalls(parts)
     check_example_privacy(parts.config, parts.task, parts.context, sizes[:available, 0].tolist())
     if parts.dataset.spec.target == "survival":
         check_events(parts.dataset, available)

@@ -155,6 +155,14 @@ class Schedule:
             dict(sorted({**lost, **late}.items())),
         )
 
+    def able(self) -> int:
+        """Returns how many clients can be done in time in some round, however short messages are."""
+        limit = math.inf if self._config.deadline_s is None else self._config.deadline_s * 1e6
+        return sum(
+            device.availability > 0 and device.duration_us(passes, 0, 0) <= limit
+            for device, passes in zip(self._devices, self._passes, strict=True)
+        )
+
     def time_us(self, client: int, clock: Clock) -> int:
         """Returns how long a client is at work that begins now, in microseconds."""
         return self._devices[client].duration_us(self._passes[client], clock.down, clock.up)
