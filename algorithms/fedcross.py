@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
+from algorithms.parts.kept_models import largest_model
 from algorithms.parts.means import mean_of
 from algorithms.parts.partial import part
 from algorithms.parts.split_clusters import cosines, gram
@@ -70,6 +71,7 @@ class FedCross(FineTuning):
     no_privacy: ClassVar[str] = "the server mixes the models of single clients"
     citation: ClassVar[str] = "Hu et al., ICDE 2024"
     server_keeps: ClassVar[str] = "w^1..w^K, w"
+    kept_on_server: ClassVar[str] = "as many models as clients take part in a round"
 
     alpha: float = setting(
         0.99, "alpha", "share that a trained model keeps of itself; 1: models are never mixed", ge=0, le=1
@@ -93,6 +95,9 @@ class FedCross(FineTuning):
                 "fedcross has as many models as clients in a round, and train.sampling=poisson draws cohorts of any "
                 "size: set train.sampling=fixed"
             )
+
+    def kept_bytes(self, task: Task, context: RoundContext, samples: int) -> int:
+        return context.cohort_size * largest_model(task)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = super().init(task, context)["model"]

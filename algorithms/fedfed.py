@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -64,6 +65,7 @@ class FedFed(FineTuned):
     no_privacy: ClassVar[str] = "its clients send features of their samples with labels, too, which are no model"
     needs: ClassVar[Mapping[Trait, str]] = {"classes": "features are shared with their classes"}
     server_keeps: ClassVar[str] = "w, q, D^s"
+    kept_on_server: ClassVar[str] = "features of all clients' training samples"
 
     aggregation: Literal["samples", "uniform"] = setting(
         "samples", "q_k", "weights of the means: samples n_k / sum over the cohort, or uniform 1/|S|"
@@ -129,6 +131,13 @@ class FedFed(FineTuned):
             f"nobody trains on shared features: algorithm.distillation_rounds is {self.distillation_rounds}, and the "
             f"run has {context.rounds} rounds",
         )
+
+    def kept_bytes(self, task: Task, context: RoundContext, samples: int) -> int:
+        spec = getattr(task, "spec", None)
+        if spec is None or not self.shared_weight or context.rounds <= self.distillation_rounds:
+            return 0
+        features: int = math.prod(spec.shape)
+        return samples * (4 * features + 8)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         # clients know the shape of inputs: they draw the first q, which is the same for all

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from algorithms.base import Clients, setting
 from algorithms.parts.clusters import ClusterModels, Linkage, hierarchical_clusters, nearest_cluster
+from algorithms.parts.kept_models import largest_model
 from algorithms.parts.subspaces import Proximity, angles, proximity_matrix, signature
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -49,6 +51,9 @@ class PACFL(ClusterModels):
     citation: ClassVar[str] = "Vahidian et al., AAAI 2023"
     server_keeps: ClassVar[str] = "w_c, c_k, U_k"
     newcomer: ClassVar[str] = "the model of the cluster with the nearest subspaces"
+    kept_on_server: ClassVar[str] = (
+        "singular vectors of each client's samples, and a model of each cluster (as many as clients, at most)"
+    )
 
     vectors: int = setting(3, "p", "singular vectors of each class", ge=1, kept=True)
     threshold: float = setting(
@@ -103,6 +108,13 @@ class PACFL(ClusterModels):
                 "graphs may span other subspaces. Choose another method, such as hypcluster or cfl"
             )
         super().check_task(task)
+
+    def kept_bytes(self, task: Task, context: RoundContext, samples: int) -> int:
+        """See :class:`KeptModels`; vectors are in float64, and numbers beside them do not count."""
+        everybody, spec = context.num_clients, getattr(task, "spec", None)
+        groups = spec.num_classes if spec is not None and self.by_class else 1
+        vectors = 0 if spec is None else 8 * self.vectors * groups * math.prod(spec.shape)
+        return everybody * vectors + min(self.clusters or everybody, everybody) * largest_model(task)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         return {"models": {"0": super().init(task, context)["model"]}}

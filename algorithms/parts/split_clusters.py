@@ -12,6 +12,7 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, check_everyone, setting
 from algorithms.parts.clusters import fitting_model
+from algorithms.parts.kept_models import largest_model
 from algorithms.parts.means import mean_of
 from algorithms.parts.partial import joined, part, separated
 from rayfl.aggregation.exact_sum import Weighted
@@ -53,6 +54,7 @@ class SplitClusters(Algorithm):
     personalized: ClassVar[str] = "personalized"
     server_keeps: ClassVar[str] = "w_c, clusters"
     newcomer: ClassVar[str] = "the model of the cluster that fits it best"
+    kept_on_server: ClassVar[str] = "a model of each cluster (as many as clients, at most)"
 
     mean_norm: float = setting(0.4, "eps_1", "a cluster may be split if its mean change is shorter; 0: never", ge=0)
     max_norm: float = setting(1.6, "eps_2", "and if a member's change is longer", ge=0, unless={"mean_norm": (0,)})
@@ -73,6 +75,12 @@ class SplitClusters(Algorithm):
             f"the clients stay one cluster: algorithm.split_from is {self.split_from}, but the run has "
             f"{context.rounds} rounds",
         )
+
+    def kept_bytes(self, task: Task, context: RoundContext, samples: int) -> int:
+        """See :class:`KeptModels`; the number of clusters at most doubles in a round."""
+        splits = max(context.rounds - self.split_from, 0) if self.mean_norm else 0
+        clusters = min(context.num_clients, 1 << min(splits, context.num_clients.bit_length()))
+        return clusters * largest_model(task)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = super().init(task, context)["model"]

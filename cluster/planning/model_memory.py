@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rayfl.diagnosis.machine_memory import machine_memory
 from rayfl.experiment.parts import Parts
+from rayfl.messages.aggregators import FoolsGold
 from rayfl.selection.strategy import Strategy
 
 _GIB = 1 << 30
@@ -43,12 +44,18 @@ def server_warning(parts: Parts, memory: int | None = None) -> str | None:
         parts: method, selection and model.
         memory: bytes of the machine; None: this one's.
     """
-    algorithm, selection, clients = parts.config.algorithm, parts.config.selection, parts.num_clients
-    kept = {f"algorithm={algorithm.name} keeps a model of each client": algorithm.kept_of_client(parts.task, clients)}
+    config, clients = parts.config, parts.num_clients
+    method, selection, rule = config.algorithm, config.selection, config.aggregator
+    samples = int(parts.dataset.sizes()[:clients, 0].sum())
+    changes = 4 * clients * getattr(parts.task.network, "num_parameters", 0)
+    kept = {
+        f"algorithm={method.name} keeps {method.kept_on_server}": method.kept_bytes(parts.task, parts.context, samples)
+    }
     if isinstance(selection, Strategy) and selection.needs_updates:
-        update = 4 * getattr(parts.task.network, "num_parameters", 0)
-        kept[f"selection={selection.name} keeps the last update of each client"] = update + 8 * clients
-    total, memory = clients * sum(kept.values()), machine_memory() if memory is None else memory
+        kept[f"selection={selection.name} keeps the last update of each client"] = changes + 8 * clients**2
+    if isinstance(rule, FoolsGold):
+        kept[f"aggregator={rule.name} keeps the sum of each client's changes"] = changes
+    total, memory = sum(kept.values()), machine_memory() if memory is None else memory
     if 2 * total <= memory:
         return None
     keepers = " and ".join(keeper for keeper, size in kept.items() if size)

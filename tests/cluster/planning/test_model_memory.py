@@ -85,6 +85,38 @@ def test_what_a_server_keeps_of_clients_is_what_its_method_says(case: Case) -> N
     assert 0.5 * said <= grown <= said + alone
 
 
+GROWING: dict[str, dict[str, Any]] = {
+    "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 0, "min_size": 1},
+    "gcfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 0, "min_size": 1, "compare": "changes"},
+    "pacfl": {"threshold": 0},
+    "fedcross": {},
+    "fedfed": {"distillation_rounds": 1, "hidden": 4},
+}
+
+
+@pytest.mark.parametrize("method", GROWING)
+def test_what_a_server_keeps_of_clusters_and_samples_is_counted(method: str, tmp_path: Path) -> None:
+    """Twelve clients, all of whom take part: as many clusters as clients, in four rounds of splits."""
+    algorithm = {"name": method, **GROWING[method]}
+    train = {"rounds": 5, "clients_per_round": "all"}
+    parts = parts_of(tmp_path, algorithm=algorithm, train=train)
+    said = parts.config.algorithm.kept_bytes(parts.task, parts.context, int(parts.dataset.sizes()[:12, 0].sum()))
+    assert said >= 12 * 3640
+    rayfl.run(parts.config.model_dump(mode="json", by_alias=True))
+    manifest = parts.commits.latest()
+    assert manifest is not None
+    grown = num_bytes(parts.commits.read_server(manifest))
+    assert 0.5 * said <= grown <= said + 3 * 3640
+    warning = str(server_warning(parts, memory=2 * said - 1))
+    assert warning.startswith(f"algorithm={method} keeps ")
+    assert server_warning(parts, memory=2 * said) is None
+
+
+def test_sums_of_changes_that_a_rule_keeps_are_counted(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, aggregator={"name": "foolsgold"})
+    assert "aggregator=foolsgold keeps the sum of each client's changes" in str(server_warning(parts, memory=1))
+
+
 def test_processes_that_the_kernel_ends_are_counted_from_the_beginning(tmp_path: Path) -> None:
     counters = tmp_path / "vmstat"
     counters.write_text("pgfault 7\noom_kill 21\nnr_unstable 0\n")
