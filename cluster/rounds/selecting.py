@@ -113,7 +113,9 @@ class Selector:
         """
         if chosen.known is None or isinstance(self._strategy, Uniform):
             return {}
-        own = self._strategy.own_after(chosen.known, present, changes)
+        asked = {*chosen.turnout.cohort, *chosen.turnout.left_out} if present else set[int]()
+        known = replace(chosen.known, unanswered=tuple(sorted(asked - set(present))))
+        own = self._strategy.own_after(known, present, changes)
         return replace(chosen.known.after(present), own=own).memory(self._strategy.name)
 
     @cached_property

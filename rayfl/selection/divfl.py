@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rayfl.params import Tree
 from rayfl.selection.known import Known
+from rayfl.selection.silent import waiting, with_silent
 from rayfl.selection.strategy import Strategy
 from rayfl.selection.updates import distances, heard, with_updates
 
@@ -28,7 +29,8 @@ class DivFL(Strategy):
 
     u_k is the last update that client k has sent, a change of the model (the paper's communication-efficient variant).
     The authors' code (melodi-lab/divfl) has all clients send a gradient before the first round; here clients of which
-    nothing is known yet are drawn first, uniformly, until there are none.
+    nothing is known yet are drawn first, uniformly, until there are none. One that was asked n times and has never
+    answered is drawn again 2^n rounds later at the earliest.
     """
 
     name: Literal["divfl"] = "divfl"
@@ -51,7 +53,12 @@ class DivFL(Strategy):
 
     def choose(self, known: Known) -> np.ndarray:
         all_heard = heard(known.own)
-        new = np.setdiff1d(known.able, all_heard)
+        unheard = np.setdiff1d(known.able, all_heard)
+        new = np.setdiff1d(unheard, waiting(known.own, known.round))
+        others = np.intersect1d(known.able, all_heard)
+        if (missing := known.size - len(new) - len(others)) > 0:  # more are wanted than can be told apart
+            late = known.generator.choice(np.setdiff1d(unheard, new), size=missing, replace=False)
+            return np.concatenate([new, others, late])
         if len(new) >= known.size:
             return known.generator.choice(new, size=known.size, replace=False)
         apart = distances(known.own, "l2", len(known.samples))
@@ -85,4 +92,5 @@ class DivFL(Strategy):
         return np.array(chosen, np.int64)
 
     def own_after(self, known: Known, cohort: Sequence[int], updates: Mapping[int, Tensor]) -> Tree:
-        return with_updates(known.own, updates, "l2", len(known.samples))
+        kept = with_updates(known.own, updates, "l2", len(known.samples))
+        return with_silent(kept, known.own, known.unanswered, set(heard(kept).tolist()), known.round)

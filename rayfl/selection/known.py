@@ -37,6 +37,8 @@ class Known:
         times: how many rounds it has taken part in, int64.
         last: the last round that it took part in, int64, 0-indexed; -1 for none.
         seconds: how long a round takes on its simulated device, float64; nan where nothing is simulated.
+        unanswered: after the round: the clients that were asked and took no part, ascending; empty before it, and where
+            nobody took part, which tells nothing of any.
         own: what the strategy itself remembers; empty at first.
         generator: of the round, for random choices.
     """
@@ -50,6 +52,7 @@ class Known:
     times: np.ndarray
     last: np.ndarray
     seconds: np.ndarray
+    unanswered: tuple[int, ...] = ()
     own: Tree = field(default_factory=dict)
     generator: np.random.Generator = field(default_factory=lambda: np.random.Generator(np.random.Philox(0)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import rayfl
 from algorithms.base import Averaging, Clients
+from algorithms.fedavg import FedAvg
 from algorithms.registry import Experiment
 from cluster.replay import replay
 from cluster.rounds.forking import fork
@@ -248,3 +250,38 @@ def test_methods_of_ones_own_are_checked_in_each_round(tmp_path: Path, method: s
     algorithm = {"name": f"{__name__}:{method}", "aggregation": "uniform"}
     with pytest.raises(MethodError, match=words):
         rayfl.run(run_of(tmp_path, algorithm=algorithm, selection=EACH[selection]))
+
+
+class NeverAnswers(FedAvg):
+    """Its first four clients fail, always."""
+
+    name: Any = "never_answers"
+
+    async def local_update(self, client: Client, model: Tree) -> Any:
+        if client.id < 4:
+            raise RuntimeError("out of order")
+        return await super().local_update(client, model)
+
+
+def test_clients_that_never_answer_are_asked_less_and_less_often(tmp_path: Path) -> None:
+    content = run_of(
+        tmp_path,
+        algorithm={"name": f"{__name__}:NeverAnswers"},
+        selection=EACH["divfl"],
+        clients={"on_error": "skip"},
+        train={"rounds": 24},
+        evaluation={"every": 24},
+    )
+    rayfl.run(content)
+    rows = pq.read_table(tmp_path / "run" / "skipped.parquet").to_pylist()
+    asked: dict[int, list[int]] = {}
+    for row in rows:
+        asked.setdefault(row["client"], []).append(row["round"])
+    assert set(asked) == {0, 1, 2, 3}
+    for rounds in asked.values():
+        assert len(rounds) <= 5  # of 24; in all of them, if nothing were known of failures
+        assert all(later - earlier >= 2 ** (n + 1) for n, (earlier, later) in enumerate(pairwise(rounds)))
+    with pytest.raises(KeyboardInterrupt):
+        rayfl.run({**content, "name": "parts"}, callbacks=[Interrupt(after=7)])
+    rayfl.run({**content, "name": "parts"})
+    assert_same_run(tmp_path / "run", tmp_path / "parts")
