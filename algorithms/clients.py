@@ -271,9 +271,26 @@ def merge(total: ExactSum, part: ExactSum, round: int, procedure: str) -> None:
         procedure: for errors.
 
     Raises:
-        ClientError: when the clients' contributions make no sum together, which no single one is to blame for.
+        ClientError: when the clients' contributions are too large together, which no single one is to blame for.
+        MethodError: when they are of different structures.
     """
     try:
         total.merge(part)
     except (OverflowError, ValueError) as error:
-        raise ClientError(f"the clients, round {round + 1}, {procedure}: {error}") from error
+        raise no_sum(error, round, procedure) from error
+
+
+def no_sum(error: OverflowError | ValueError, round: int, procedure: str) -> ClientError | MethodError:
+    """Returns why clients' contributions make no sum together: they are too large, or the method's are unlike.
+
+    Args:
+        error: of the sum.
+        round: 0-indexed.
+        procedure: of the method.
+    """
+    if isinstance(error, OverflowError):
+        return ClientError(f"the clients, round {round + 1}, {procedure}: {error}")
+    return MethodError(
+        f"round {round + 1}, {procedure}: {error}: it must return tensors of the same names, shapes and types for every"
+        " client, or name groups of clients that do (Weighted.group, Clients.means)"
+    )

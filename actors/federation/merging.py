@@ -9,9 +9,9 @@ from typing import Any
 from actors.hosting.job import Job, JobResult
 from actors.hosting.sums import PartialSums, SumRange
 from actors.processes.pool import HostPool
+from algorithms.clients import no_sum
 from rayfl.aggregation.exact_sum import ExactSum
 from rayfl.aggregation.pieces import Gathered, stretches_of
-from rayfl.errors import ClientError
 
 PIECE_BYTES = 8 << 20
 """About as many bytes of a sum travel to another machine at a time."""
@@ -65,7 +65,7 @@ class Merging:
             Handles of further results, with the hosts that will give them.
 
         Raises:
-            ClientError: when the clients' contributions cannot be added.
+            ClientError, MethodError: when the clients' contributions cannot be added.
         """
         machine = self._machine.get(host)
         if machine is None:
@@ -133,5 +133,4 @@ class Merging:
             try:
                 self._gathered.setdefault(group, Gathered()).begin(head)
             except (OverflowError, ValueError) as error:
-                place = f"the clients, round {self._job.round + 1}, {self._job.procedure}"
-                raise ClientError(f"{place}: {error}") from error
+                raise no_sum(error, self._job.round, self._job.procedure) from error

@@ -16,6 +16,7 @@ from actors.hosting.replies import found_of
 from actors.hosting.scoring import SplitScores
 from actors.hosting.state import Signature
 from actors.hosting.storing import Storing
+from algorithms.clients import no_sum
 from rayfl.aggregation.magnitudes import check_finite
 from rayfl.diagnosis.device_errors import free_device_memory, ran_out_of_memory
 from rayfl.diagnosis.tracebacks import complete
@@ -237,9 +238,8 @@ class Procedures:
         """Adds a client's result to the job's."""
         try:
             self._result.absorb(id, found)
-        except Exception as error:
-            # No single client is the cause of a sum that is too large.
-            raise self._error(error, "the clients" if isinstance(error, OverflowError) else id) from error
+        except (OverflowError, ValueError) as error:
+            raise no_sum(error, self._job.round, self._job.procedure) from error
 
     def _check_shared(self, shared: Mapping[str, WriteGuard], id: int | str, recorded: bool = True) -> None:
         """Raises an error if a client has written to tensors that other clients, or later rounds, read.

@@ -69,7 +69,7 @@ def merge_sums(parts: Sequence[PartialSums], round: int, procedure: str) -> Part
         procedure: name of the procedure, for errors.
 
     Raises:
-        ClientError: when the clients' contributions cannot be added.
+        ClientError, MethodError: when the clients' contributions cannot be added.
     """
     whole = PartialSums()
     for part in parts:

@@ -240,7 +240,9 @@ class Driver:
 
     def _undo(self, undone: RoundUndoneError) -> None:
         """Rewinds to the last commit, to repeat a round without the clients that failed in it."""
-        self._absent[undone.round], self._unscorable[undone.round] = undone.failures, undone.unscorable
+        # what an error knows of may lack clients of an earlier attempt: a pass for losses begins without them
+        self._absent.setdefault(undone.round, {}).update(undone.failures)
+        self._unscorable.setdefault(undone.round, {}).update(undone.unscorable)
         self._failures = max(0, self._failures - undone.deaths)
         try:
             self._rewind()

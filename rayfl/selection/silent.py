@@ -25,7 +25,8 @@ def waiting(own: Tree, round: int) -> np.ndarray:
         round: t.
     """
     clients, times, last = _columns(own)
-    return clients[round < last + (1 << np.minimum(times, _LONGEST))]
+    found: np.ndarray = clients[round < last + (1 << np.minimum(times, _LONGEST))]
+    return found
 
 
 def with_silent(own: Tree, before: Tree, asked: Iterable[int], heard: Collection[int], round: int) -> Tree:
@@ -38,9 +39,7 @@ def with_silent(own: Tree, before: Tree, asked: Iterable[int], heard: Collection
         heard: all clients that have ever answered.
         round: t.
     """
-    kept = {
-        client: (times, last) for client, times, last in zip(*map(np.ndarray.tolist, _columns(before)), strict=True)
-    }
+    kept = {client: (times, last) for client, times, last in _columns(before).T.tolist()}
     kept |= {client: (kept.get(client, (0, 0))[0] + 1, round) for client in asked}
     rows = [[client, *kept[client]] for client in sorted(kept) if client not in heard]
     others = {key: value for key, value in own.items() if key != _SILENT}

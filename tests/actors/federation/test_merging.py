@@ -22,7 +22,7 @@ from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.config.cluster_section import ClientsConfig
 from rayfl.engine.client import Client
 from rayfl.engine.updates.settings import TrainConfig
-from rayfl.errors import ClientError
+from rayfl.errors import MethodError
 from rayfl.params import Tree
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, assert_equal, random_clients
@@ -182,8 +182,16 @@ class Unlike(FedAvg):
 def test_sums_that_do_not_fit_together_are_refused_as_by_the_driver() -> None:
     own = toy(Unlike(), len(MACHINES))
     on_machines(own)
-    with pytest.raises(ClientError, match=r"the clients, round 1, local_update: contributions differ in structure"):
+    with pytest.raises(
+        MethodError, match=r"round 1, local_update: contributions differ in structure.*must return tensors"
+    ):
         own.step()
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_unlike_contributions_are_the_methods_on_any_number_of_hosts(hosts: int) -> None:
+    with pytest.raises(MethodError, match=r"^round 1, local_update: contributions differ in structure.*\['more'\]"):
+        toy(Unlike(), hosts).step()
 
 
 def test_clients_that_fail_are_left_out_of_merged_sums() -> None:
