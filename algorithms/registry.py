@@ -74,6 +74,7 @@ from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedpub import FedPub
 from algorithms.fedrap import FedRAP
+from algorithms.fedrecon import FedRecon
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.fedrolex import FedRolex
@@ -110,6 +111,7 @@ from algorithms.local import Local
 from algorithms.lora_fair import LoRAFair
 from algorithms.mapper import Mapper
 from algorithms.metafed import MetaFed
+from algorithms.mime import Mime, MimeLite
 from algorithms.moon import MOON
 from algorithms.pacfl import PACFL
 from algorithms.pefll import PeFLL
@@ -156,6 +158,8 @@ METHODS: dict[str, type[Algorithm]] = {
         FedSAM,
         FedLESAM,
         FedCM,
+        Mime,
+        MimeLite,
         FedCross,
         FedU,
         FedEMA,
@@ -180,6 +184,7 @@ METHODS: dict[str, type[Algorithm]] = {
         LGFedAvg,
         PFLDA,
         FedRep,
+        FedRecon,
         FedBABU,
         FedETF,
         FedNH,

@@ -14,6 +14,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.requests import Objective
 from rayfl.errors import ConfigError
+from rayfl.examples import Examples
 from rayfl.models.base import Network
 from rayfl.models.factorization import OWN_FACTORS
 from rayfl.models.networks.recommenders import ITEMS, USER
@@ -159,6 +160,7 @@ class PartialModel(Averaging):
         lr: float | None = None,
         objective: Objective | None = None,
         reads: Tree | None = None,
+        examples: Examples | None = None,
     ) -> Tree:
         """Trains some tensors of a model while the others are no part of the optimizer.
 
@@ -171,6 +173,7 @@ class PartialModel(Averaging):
             lr: default the round's learning rate.
             objective: default :meth:`part_objective`; finds the whole model under ``model`` of what is frozen.
             reads: what else the objective finds there.
+            examples: what to train on; default the client's training samples.
 
         Returns:
             The named tensors.
@@ -187,6 +190,7 @@ class PartialModel(Averaging):
             epochs=epochs,
             lr=lr,
             stream=stream,
+            examples=examples,
         )
         return part(trained, names)
 

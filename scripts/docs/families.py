@@ -15,7 +15,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "pfl_da", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
-        *("feddbe", "pfedfda", "flute", "fedgc", "pfedpara", "fedrap", "fedselect", "fedthe"),
+        *("feddbe", "pfedfda", "flute", "fedgc", "pfedpara", "fedrap", "fedselect", "fedthe", "fedrecon"),
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
@@ -37,7 +37,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
         *("flora", "fedex_lora", "rolora", "lora_fair"),
         *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
-        *("fltrust", "fedaws", "fedu", "fedema"),
+        *("fltrust", "fedaws", "fedu", "fedema", "mime", "mimelite"),
         *("qfedavg", "drfa", "term", "fedsr", "fediir", "fedfed"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),

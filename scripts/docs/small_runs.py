@@ -34,6 +34,8 @@ NEEDS = {
     "heterofl": "algorithm.scaler=false",
     "hetlora": "algorithm.ranks=[1,2,4]",
     "l2gd": "train.clients_per_round=all train.momentum=0",
+    "mime": "train.momentum=0",
+    "mimelite": "train.momentum=0",
     "pfedbayes": "train.momentum=0 algorithm.kl_weight=0.01",
     "pfedme": "train.momentum=0",
     "pfedpara": "model.factorize=pfedpara",

@@ -127,7 +127,7 @@ TRAIN: dict[str, dict[str, Any]] = {
 
 ADAPTED = ("fedalt", "feddpa", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair")
 """Methods that need a pretrained model, of which there are small ones for classes of images and for texts."""
-KEEPING = ("fedper", "fedrap", "fedrep", "fedbabu", "lg_fedavg", "gpfedrec")
+KEEPING = ("fedper", "fedrap", "fedrep", "fedrecon", "fedbabu", "lg_fedavg", "gpfedrec")
 """Methods that tell a part of a model from the rest, which of a language model are the second factors of adapters."""
 PROMPTED = ("fedpgp", "fedotp")
 """Methods that need CLIP, which tells classes."""

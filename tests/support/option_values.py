@@ -52,6 +52,7 @@ BASES: dict[str, dict[str, Any]] = {
     "lora_fair": {"correction_weight": 1e-3},
     "pacfl": {"threshold": 28.0},
     "mapper": {"grid": (0.25, 0.75)},
+    **{key: {"momentum": 0.5} for key in ("mime", "mimelite")},
     "metafed": {"warmup_epochs": 1, "ready_above": 0.4},
     "per_fedavg": {"alpha": 0.1},
     "pfedla": {"hidden": 6, "server_lr": 0.1},
@@ -90,9 +91,15 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("fedphp", "temperature"): {"transfer": "kd"},
     **{(key, "shares"): {"width_choice": "drawn"} for key in ("heterofl", "fedrolex", "fjord")},
     **{("fjord", key): {"self_distillation": True} for key in ("distillation_weight", "temperature")},
+    ("fedrecon", "adaptivity"): {"server_optimizer": "adam"},
     ("gpfedrec", "hops"): {"neighbours": 1},
     ("mapper", "select_on"): {"grid": (0.0, 0.3, 0.6, 1.0)},
     ("per_fedavg", "delta"): {"version": "hf"},
+    **{
+        (key, option): {"base": "adam"}
+        for key in ("mime", "mimelite")
+        for option in ("second_decay", "adaptivity", "initial_accumulator")
+    },
     ("pfedfda", "fixed_beta"): {"interpolation": "fixed"},
     ("superfed", "lm_lstm_per_layer"): {"mode": "lm"},
     ("superfed", "start"): {"start": 0.4},

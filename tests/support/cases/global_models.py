@@ -42,6 +42,7 @@ from algorithms.gcfl import GCFL
 from algorithms.hierfavg import HierFAVG
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
+from algorithms.mime import Mime, MimeLite
 from algorithms.moon import MOON
 from algorithms.pacfl import PACFL
 from algorithms.qfedavg import QFedAvg
@@ -62,6 +63,7 @@ from tests.support.cases.expected import (
     represented,
     represented_names,
     twice,
+    whole,
 )
 
 GLOBAL_MODELS = {
@@ -109,6 +111,23 @@ GLOBAL_MODELS = {
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
     "fedcm": Case(FedCM(alpha=0.4, finetune_epochs=1), down=twice, train={"momentum": 0.0}),
+    "mime": Case(
+        Mime(momentum=0.5, finetune_epochs=1),
+        down=lambda network: 3 * whole(network),
+        up=twice,
+        averages=False,
+        train={"momentum": 0.0},
+    ),
+    "mime-adam": Case(
+        Mime(base="adam", momentum=0.5, adaptivity=0.1),
+        down=lambda network: 4 * whole(network),
+        up=twice,
+        averages=False,
+        train={"momentum": 0.0},
+    ),
+    "mimelite": Case(
+        MimeLite(momentum=0.5, finetune_epochs=1), down=twice, up=twice, averages=False, train={"momentum": 0.0}
+    ),
     "fedema": Case(FedEMA(), averages=False, private=frozenset({"online", "divergence"})),
     "fedu": Case(FedU(threshold=0.02), averages=False, private=frozenset({"predictor", "divergence"})),
     "fedcross": Case(FedCross(alpha=0.8, finetune_epochs=1), relabels=False, train={"clients_per_round": "all"}),

@@ -16,6 +16,7 @@ from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
 from algorithms.fedpub import FedPub
 from algorithms.fedrap import FedRAP
+from algorithms.fedrecon import FedRecon
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
 from algorithms.fedselect import FedSelect
@@ -68,6 +69,9 @@ PARTIAL_MODELS = {
         uploads=body_names,
         private=frozenset({"personal"}),
         averages=False,
+    ),
+    "fedrecon": Case(
+        FedRecon(reconstruction_epochs=3, server_momentum=0.5), down=body, up=body, uploads=body_names, averages=False
     ),
     "fedbabu": Case(FedBABU(finetune_epochs=2), down=body, up=body, uploads=body_names, averages=False),
     "fedetf": Case(
