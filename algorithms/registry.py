@@ -122,6 +122,7 @@ from algorithms.pfedgraph import PFedGraph
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedla import PFedLA
 from algorithms.pfedme import PFedMe
+from algorithms.pfedmoap import PFedMoAP
 from algorithms.pfedpara import PFedPara
 from algorithms.pfedsim import PFedSim
 from algorithms.pfl_da import PFLDA
@@ -250,6 +251,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedALT,
         FedPGP,
         FedOTP,
+        PFedMoAP,
         HetLoRA,
         FLoRA,
         FLTrust,

@@ -125,6 +125,7 @@ PRINTED = {
     "pfedhn": "pFedHN",
     "pfedla": "pFedLA",
     "pfedme": "pFedMe",
+    "pfedmoap": "pFedMoAP",
     "pfedpara": "pFedPara",
     "pfedsim": "pFedSim",
     "pfl_da": "PFL-DA",

@@ -45,7 +45,7 @@ NEEDS = {
 """What a method needs of the preset to run there, or to show what it is for."""
 ELSEWHERE = dict.fromkeys(
     ("fedalt", "feddpa", "fedex_lora", "flexlora", "flora", "hetlora", "lora_fair", "rolora"), "quickstart-lora"
-) | dict.fromkeys(("fedotp", "fedpgp"), "quickstart-clip")
+) | dict.fromkeys(("fedotp", "fedpgp", "pfedmoap"), "quickstart-clip")
 """The preset of methods that do not run in quickstart."""
 
 

@@ -55,6 +55,7 @@ BASES: dict[str, dict[str, Any]] = {
     **{key: {"momentum": 0.5} for key in ("mime", "mimelite")},
     "metafed": {"warmup_epochs": 1, "ready_above": 0.4},
     "per_fedavg": {"alpha": 0.1},
+    "pfedmoap": {"peers": 2, "heads": 2},
     "pfedla": {"hidden": 6, "server_lr": 0.1},
     "pefll": {"hidden": 6, "inner_steps": 3, "server_lr": 0.01},
     "pfedhn": {"hidden": 6, "inner_steps": 3},
