@@ -97,6 +97,7 @@ from algorithms.flora import FLoRA
 from algorithms.fltrust import FLTrust
 from algorithms.flute import FLUTE
 from algorithms.fml import FML
+from algorithms.fpl import FPL
 from algorithms.gcfl import GCFL
 from algorithms.gpfedrec import GPFedRec
 from algorithms.gpfl import GPFL
@@ -255,6 +256,7 @@ METHODS: dict[str, type[Algorithm]] = {
         HetLoRA,
         FLoRA,
         FLTrust,
+        FPL,
         FlexLoRA,
         FedExLoRA,
         RoLoRA,

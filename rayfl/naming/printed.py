@@ -99,6 +99,7 @@ PRINTED = {
     "fltrust": "FLTrust",
     "flute": "FLUTE",
     "fml": "FML",
+    "fpl": "FPL",
     "gcfl": "GCFL",
     "gpfedrec": "GPFedRec",
     "gpfl": "GPFL",

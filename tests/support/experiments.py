@@ -118,6 +118,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mimelite": {"name": "mimelite", "base": "adam", "adaptivity": 0.1},
     "fedcross": {"name": "fedcross", "alpha": 0.8, "finetune_epochs": 1},
     "fediir": {"name": "fediir", "penalty_weight": 0.1},
+    "fpl": {"name": "fpl", "temperature": 0.5},
     "fedsr": {"name": "fedsr"},
     "fedme": {"name": "fedme", "cluster_rounds": [1], "initial_epochs": 1, "finetune_epochs": 1},
     "fedphp": {"name": "fedphp", "transfer": "mmd", "transfer_weight": 0.1},

@@ -149,6 +149,8 @@ TRAINING: dict[tuple[str, str], dict[str, Any]] = {
 PERMISSIONS = {
     *(("pfedme", "momentum_on_personal"), ("scaffold", "momentum_on_corrected")),
     *(("fedema", "target_momentum"), ("fedu", "target_momentum")),
+    ("fpl", "clusters"),
 }
-"""Options without which momentum is refused, and which do nothing more; and those of target networks, which tasks other
-than BYOL's have not (``tests/algorithms/test_fedema.py``)."""
+"""Options without which momentum is refused, and which do nothing more; those of target networks, which tasks other
+than BYOL's have not (``tests/algorithms/test_fedema.py``); and that of FINCH's partitions, which are one and the same
+of fewer than eight clients (``tests/algorithms/test_fpl.py``)."""

@@ -38,6 +38,7 @@ from algorithms.fedsr import FedSR
 from algorithms.fedu import FedU
 from algorithms.fesem import FeSEM
 from algorithms.fltrust import FLTrust
+from algorithms.fpl import FPL
 from algorithms.gcfl import GCFL
 from algorithms.hierfavg import HierFAVG
 from algorithms.hypcluster import HypCluster
@@ -168,6 +169,13 @@ GLOBAL_MODELS = {
         down=lambda network: network.num_parameters + head(network),
         up=lambda network: network.num_parameters + head(network),
         averages=False,
+    ),
+    "fpl": Case(
+        # cluster prototypes go down, as many as there are
+        FPL(temperature=0.5),
+        uploads=lambda network: {*network.parameter_names, "means", "exist"},
+        averages=False,
+        steady=False,
     ),
     "fedsr": Case(
         FedSR(length_weight=0.1, information_weight=0.05),
