@@ -86,6 +86,7 @@ from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fedtgp import FedTGP
 from algorithms.fedthe import FedTHE
+from algorithms.fedtpg import FedTPG
 from algorithms.fedu import FedU
 from algorithms.fesem import FeSEM
 from algorithms.fjord import FjORD
@@ -253,6 +254,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedPGP,
         FedOTP,
         PFedMoAP,
+        FedTPG,
         HetLoRA,
         FLoRA,
         FLTrust,

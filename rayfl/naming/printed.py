@@ -87,6 +87,7 @@ PRINTED = {
     "fedsr": "FedSR",
     "fedtgp": "FedTGP",
     "fedthe": "FedTHE",
+    "fedtpg": "FedTPG",
     "fedu": "FedU",
     "fedyogi": "FedYogi",
     "fesem": "FeSEM",

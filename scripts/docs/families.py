@@ -29,7 +29,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedmd", "feddistill", "fedproto", "fedtgp", "fedpcl", "fedgh", "fedme", "metafed", "adcol"),
     ),
     "adapters of its own in a pretrained model": ("fedalt", "feddpa"),
-    "a prompt of its own for CLIP's texts": ("fedpgp", "fedotp", "pfedmoap"),
+    "a prompt of its own for CLIP's texts": ("fedpgp", "fedotp", "pfedmoap", "fedtpg"),
     "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
     "a submodel of the shared model, as wide as its device allows": ("heterofl", "fedrolex", "fjord"),
     "the one model of all": (

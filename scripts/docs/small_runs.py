@@ -27,6 +27,7 @@ NEEDS = {
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",
     "fedrolex": "algorithm.scaler=false",
+    "fedtpg": "model.prompt.context=shared model.prompt.start=drawn",
     "gcfl": "train.clients_per_round=all",
     "flexlora": "algorithm.ranks=[1,2,4]",
     "flora": "algorithm.ranks=[1,2,4]",
@@ -45,7 +46,7 @@ NEEDS = {
 """What a method needs of the preset to run there, or to show what it is for."""
 ELSEWHERE = dict.fromkeys(
     ("fedalt", "feddpa", "fedex_lora", "flexlora", "flora", "hetlora", "lora_fair", "rolora"), "quickstart-lora"
-) | dict.fromkeys(("fedotp", "fedpgp", "pfedmoap"), "quickstart-clip")
+) | dict.fromkeys(("fedotp", "fedpgp", "fedtpg", "pfedmoap"), "quickstart-clip")
 """The preset of methods that do not run in quickstart."""
 
 

@@ -129,7 +129,7 @@ ADAPTED = ("fedalt", "feddpa", "hetlora", "flora", "flexlora", "fedex_lora", "ro
 """Methods that need a pretrained model, of which there are small ones for classes of images and for texts."""
 KEEPING = ("fedper", "fedrap", "fedrep", "fedrecon", "fedbabu", "lg_fedavg", "gpfedrec")
 """Methods that tell a part of a model from the rest, which of a language model are the second factors of adapters."""
-PROMPTED = ("fedpgp", "fedotp", "pfedmoap")
+PROMPTED = ("fedpgp", "fedotp", "fedtpg", "pfedmoap")
 """Methods that need CLIP, which tells classes."""
 _NOT_TRIED = (
     "-: not tried. The method needs adapters, and the small pretrained models here are for classes of "

@@ -164,7 +164,7 @@ EVERY = {**METHODS, **FURTHER, **OF_ADAPTERS}
 
 PRETRAINED = {
     "feddpa", "fedalt", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair", "fedpgp", "fedotp",
-    "pfedmoap",
+    "pfedmoap", "fedtpg",
 }  # fmt: skip
 """Methods of :data:`FURTHER` that need a pretrained model; small experiments have none."""
 

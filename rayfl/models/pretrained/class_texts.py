@@ -37,6 +37,7 @@ class ClassTexts:
         first: the place of the first context vector.
         length: how many context vectors there are; 0 for none.
         words: the tokens of the template's words before the name.
+        names: the classes' names without a template, as tokens (C, T') and as where they are read, (C,).
         sha256: checksum of the tokens of the whole texts.
     """
 
@@ -45,6 +46,7 @@ class ClassTexts:
     first: int
     length: int
     words: tuple[int, ...]
+    names: tuple[Tensor, Tensor]
     sha256: str
 
     @property
@@ -80,11 +82,17 @@ def class_texts(prompt: PromptConfig, folder: Path) -> ClassTexts:
     else:
         length = 0
     _check(prompt, rows, whole, text_config)
+    tokens, ends = _filled(rows, text_config.eos_token_id)
+    names = _filled([tokens_of(prompt.spoken(name), True) for name in prompt.classes], text_config.eos_token_id)
+    digest = hashlib.sha256(json.dumps([whole, first, words]).encode()).hexdigest()
+    return ClassTexts(tokens, ends, first, length, tuple(words), names, digest)
+
+
+def _filled(rows: Sequence[Sequence[int]], eos_token_id: int) -> tuple[Tensor, Tensor]:
+    """Texts filled up on the right, and where they are read."""
     longest = max(map(len, rows))
     filled = torch.tensor([[*(max(token, 0) for token in row), *[0] * (longest - len(row))] for row in rows])
-    ends = torch.tensor([_end(row, text_config.eos_token_id) for row in rows])
-    digest = hashlib.sha256(json.dumps([whole, first, words]).encode()).hexdigest()
-    return ClassTexts(filled, ends, first, length, tuple(words), digest)
+    return filled, torch.tensor([_end(row, eos_token_id) for row in rows])
 
 
 def _tokenizer(folder: Path) -> Callable[[str, bool], list[int]]:

@@ -101,6 +101,17 @@ class ClipNetwork(AdaptedNetwork):
         dtype = torch.promote_types(self._base_type, torch.float32)
         return self._head.template(self.source.loaded(torch.device("cpu"), dtype))
 
+    @cached_property
+    def name_features(self) -> Tensor:
+        """Features of the classes' names without a template, as :attr:`template_features`."""
+        dtype = torch.promote_types(self._base_type, torch.float32)
+        return self._head.names(self.source.loaded(torch.device("cpu"), dtype))
+
+    @property
+    def begins_as_words(self) -> bool:
+        """Whether a context begins as the template's words."""
+        return self._head.begun
+
     @property
     def why_no_template(self) -> str:
         """Returns why there are no :attr:`template_features`, with the fix; empty where there are."""
@@ -131,7 +142,8 @@ class ClipNetwork(AdaptedNetwork):
     def compute_in(self, dtype: torch.dtype) -> None:
         """See the base class."""
         super().compute_in(dtype)
-        vars(self).pop("template_features", None)
+        for name in ("template_features", "name_features"):
+            vars(self).pop(name, None)
 
     @property
     def _own_fixed(self) -> dict[str, Tensor]:

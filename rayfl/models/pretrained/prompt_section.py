@@ -72,4 +72,9 @@ class PromptConfig(BaseModel):
 
     def text_of(self, name: str) -> str:
         """What is said of a class."""
-        return self.template.replace(PLACE, name.replace("_", " "))
+        return self.template.replace(PLACE, self.spoken(name))
+
+    @staticmethod
+    def spoken(name: str) -> str:
+        """A class's name as a text has it."""
+        return name.replace("_", " ")

@@ -88,6 +88,15 @@ class TextHead(nn.Module):
         with torch.no_grad():
             return text_features(base, tokens, ends)[0]
 
+    def names(self, base: Any) -> Tensor:
+        """Features of the classes' names alone, of length one, shape (C, D).
+
+        Args:
+            base: see :meth:`template`.
+        """
+        with torch.no_grad():
+            return text_features(base, *self.texts.names)[0]
+
     def words(self, base: Any) -> Tensor:
         """The context that the template's words are, float32 of the context's shape.
 

@@ -201,7 +201,7 @@ def test_the_quickstart_is_one_run_however_it_is_computed(tmp_path: Path) -> Non
         assert pairs and all(a == pytest.approx(b, abs=1e-4) for a, b in pairs), column
 
 
-UNFIT = {"fedap", "fedbn", "heterofl", "fedrolex", "fjord", "fedpgp", "fedotp", "pfedmoap", "pfedpara"}
+UNFIT = {"fedap", "fedbn", "heterofl", "fedrolex", "fjord", "fedpgp", "fedotp", "fedtpg", "pfedmoap", "pfedpara"}
 """Methods that refuse these models: they need normalization, layers that can be cut by width, CLIP, or factors."""
 
 
