@@ -35,7 +35,7 @@ def reduced(features: Tensor, width: int) -> Tensor:
 
 
 def reduced_width(features: int, width: int) -> int:
-    """How many of so many features :func:`reduced` leaves."""
+    """How many features :func:`reduced` leaves of ``features`` of them."""
     return math.ceil(features / math.ceil(features / width))
 
 
