@@ -88,6 +88,7 @@ from algorithms.fedtgp import FedTGP
 from algorithms.fedthe import FedTHE
 from algorithms.fedtpg import FedTPG
 from algorithms.fedu import FedU
+from algorithms.fedvarp import FedVARP
 from algorithms.fesem import FeSEM
 from algorithms.fjord import FjORD
 from algorithms.flda import FLDA
@@ -130,6 +131,7 @@ from algorithms.pfedsim import PFedSim
 from algorithms.pfl_da import PFLDA
 from algorithms.qfedavg import QFedAvg
 from algorithms.rolora import RoLoRA
+from algorithms.scaffnew import Scaffnew
 from algorithms.scaffold import Scaffold
 from algorithms.superfed import SuPerFed
 from algorithms.term import TERM
@@ -163,6 +165,8 @@ METHODS: dict[str, type[Algorithm]] = {
         FedCM,
         Mime,
         MimeLite,
+        Scaffnew,
+        FedVARP,
         FedCross,
         FedU,
         FedEMA,

@@ -41,6 +41,7 @@ NEEDS = {
     "pfedme": "train.momentum=0",
     "pfedpara": "model.factorize=pfedpara",
     "qfedavg": "algorithm.lipschitz=1",
+    "scaffnew": "train.clients_per_round=all train.momentum=0",
     "scaffold": "train.momentum=0",
 }
 """What a method needs of the preset to run there, or to show what it is for."""

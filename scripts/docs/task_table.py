@@ -119,6 +119,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 TRAIN: dict[str, dict[str, Any]] = {
     "l2gd": {"clients_per_round": "all"},
+    "scaffnew": {"clients_per_round": "all"},
     "fedme": {"clients_per_round": "all"},
     "cfl": {"clients_per_round": "all"},
     "gcfl": {"clients_per_round": "all"},

@@ -93,6 +93,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     **{(key, "shares"): {"width_choice": "drawn"} for key in ("heterofl", "fedrolex", "fjord")},
     **{("fjord", key): {"self_distillation": True} for key in ("distillation_weight", "temperature")},
     ("fedrecon", "adaptivity"): {"server_optimizer": "adam"},
+    ("fedvarp", "assignment"): {"clusters": 2},
     ("gpfedrec", "hops"): {"neighbours": 1},
     ("mapper", "select_on"): {"grid": (0.0, 0.3, 0.6, 1.0)},
     ("per_fedavg", "delta"): {"version": "hf"},

@@ -36,6 +36,7 @@ from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fedu import FedU
+from algorithms.fedvarp import FedVARP
 from algorithms.fesem import FeSEM
 from algorithms.fltrust import FLTrust
 from algorithms.fpl import FPL
@@ -47,6 +48,7 @@ from algorithms.mime import Mime, MimeLite
 from algorithms.moon import MOON
 from algorithms.pacfl import PACFL
 from algorithms.qfedavg import QFedAvg
+from algorithms.scaffnew import Scaffnew
 from algorithms.scaffold import Scaffold
 from algorithms.term import TERM
 from tests.support.cases.base import Case
@@ -129,6 +131,15 @@ GLOBAL_MODELS = {
     "mimelite": Case(
         MimeLite(momentum=0.5, finetune_epochs=1), down=twice, up=twice, averages=False, train={"momentum": 0.0}
     ),
+    "scaffnew": Case(
+        Scaffnew(communication_probability=0.4, aggregation="samples", finetune_epochs=1),
+        private=frozenset({"control", "trained", "factor"}),
+        averages=False,
+        everyone=True,
+        train={"momentum": 0.0},
+    ),
+    "fedvarp": Case(FedVARP(finetune_epochs=1), averages=False, relabels=False),
+    "fedvarp-clusters": Case(FedVARP(clusters=2, server_lr=0.7), averages=False, relabels=False),
     "fedema": Case(FedEMA(), averages=False, private=frozenset({"online", "divergence"})),
     "fedu": Case(FedU(threshold=0.02), averages=False, private=frozenset({"predictor", "divergence"})),
     "fedcross": Case(FedCross(alpha=0.8, finetune_epochs=1), relabels=False, train={"clients_per_round": "all"}),
