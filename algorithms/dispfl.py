@@ -199,8 +199,8 @@ class DisPFL(Peers):
         merits = await self._merits(client, model, generator)
         found = {}
         for name, mask in masks.items():
-            fewer, count = without_smallest(mask, model[name], share)
-            found[name] = with_largest(fewer, merits[name], count)
+            count = math.ceil(share * int(mask.sum()))
+            found[name] = with_largest(without_smallest(mask, model[name], count), merits[name], count)
         return found
 
     async def _merits(self, client: Client, model: Tree, generator: np.random.Generator) -> Tree:

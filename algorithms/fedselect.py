@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
-from algorithms.parts.masks import encoded, kept_count, masked, with_largest
-from algorithms.parts.partial import joined, part, separated
+from algorithms.parts.masks import encoded, inverted, kept_count, with_largest
+from algorithms.parts.partial import joined, part
+from algorithms.parts.shared_elements import mean_of_sharing, message
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.batches import num_steps
 from rayfl.models.base import Network
 from rayfl.models.private_norm import private_names
-from rayfl.params import Tree, map_leaves, num_bytes
+from rayfl.params import Tree, num_bytes
 from rayfl.tasks.base import Batch, Model, Predictor, Task
 
 
@@ -34,21 +35,6 @@ def grown(mask: Tensor, change: Tensor, rate: float, limit: float) -> Tensor:
     had = int(mask.sum())
     count = min(round(rate * (mask.numel() - had)), kept_count(limit, mask.numel()) - had)
     return with_largest(mask, change, count) if count > 0 else mask
-
-
-def mean_of_sharing(mean: Tree, sharing: Tree, old: Model) -> Tree:
-    """Returns the mean of each element over the clients that share it; the old value where nobody does.
-
-    Args:
-        mean: over all clients, with 0 in the place of what they do not share.
-        sharing: of some of the tensors, the weight of those that share an element over the weight of all; where that
-            is 1 the mean is taken to the bit.
-        old: the parameters before.
-    """
-    found = dict(mean)
-    for name, weight in sharing.items():
-        found[name] = torch.where(weight > 0, mean[name] / torch.where(weight > 0, weight, 1), old[name])
-    return found
 
 
 class FedSelect(Averaging):
@@ -200,22 +186,6 @@ class FedSelect(Averaging):
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = server["model"]
         return {"global": Predictor.of(model), "personalized": Predictor.of(self.assembled(client, model))}
-
-
-def message(model: Model, own: Tree, network: Network) -> Tree:
-    """The parts of a model, 0 in the place of a client's own elements; in ``sharing`` these are 0 and others 1."""
-    parts = separated(model, network)
-    others = inverted(own)
-    parts["parameters"] = masked(parts["parameters"], others)
-    return {
-        **parts,
-        **({"sharing": {name: mask.to(model[name].dtype) for name, mask in others.items()}} if own else {}),
-    }
-
-
-def inverted(masks: Tree) -> Tree:
-    """The elements that are not in the masks."""
-    return map_leaves(torch.logical_not, masks)
 
 
 def taken(masks: Tree, inside: Model, outside: Model) -> Tree:

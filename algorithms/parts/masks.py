@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.params import Tree
+from rayfl.params import Tree, map_leaves
 
 
 def kept_shares(shapes: Mapping[str, Sequence[int]], density: float, by_size: bool) -> dict[str, float]:
@@ -63,18 +63,17 @@ def drawn_masks(model: Mapping[str, Tensor], shares: Mapping[str, float], genera
     return found
 
 
-def without_smallest(mask: Tensor, leaf: Tensor, share: float) -> tuple[Tensor, int]:
-    """Takes the kept elements of the least magnitude out of a mask; returns it, and how many went.
+def without_smallest(mask: Tensor, leaf: Tensor, count: int) -> Tensor:
+    """Returns the mask without the kept elements of the least magnitude, of equal ones the first.
 
     Args:
         mask: bool.
         leaf: the values, of the same shape.
-        share: of the kept ones to take out, rounded up.
+        count: how many to take out.
     """
-    count = math.ceil(share * int(mask.sum()))
     size = torch.where(mask, leaf.abs(), torch.inf).flatten()
     gone = size.argsort(stable=True)[:count]
-    return mask.flatten().index_fill(0, gone, False).view(mask.shape), count
+    return mask.flatten().index_fill(0, gone, False).view(mask.shape)
 
 
 def with_largest(mask: Tensor, merit: Tensor, count: int) -> Tensor:
@@ -88,6 +87,11 @@ def with_largest(mask: Tensor, merit: Tensor, count: int) -> Tensor:
     size = torch.where(mask, -1.0, merit).flatten()
     new = size.argsort(descending=True, stable=True)[:count]
     return mask.flatten().index_fill(0, new, True).view(mask.shape)
+
+
+def inverted(masks: Tree) -> Tree:
+    """The elements that are not in the masks."""
+    return map_leaves(torch.logical_not, masks)
 
 
 def masked(model: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Tree:

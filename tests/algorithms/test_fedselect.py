@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.fedavg import FedAvg
-from algorithms.fedselect import FedSelect, grown, mean_of_sharing
+from algorithms.fedselect import FedSelect, grown
 from algorithms.local import Local
+from algorithms.parts.shared_elements import mean_of_sharing
 from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree, num_bytes

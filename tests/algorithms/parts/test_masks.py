@@ -57,14 +57,13 @@ def test_drawn_masks_have_their_share() -> None:
 def test_the_least_leave_and_the_largest_enter() -> None:
     leaf = torch.tensor([[0.5, 0.0, -0.1], [3.0, 0.0, -2.0]])
     mask = torch.tensor([[True, False, True], [True, False, True]])
-    fewer, count = without_smallest(mask, leaf, 0.3)  # of four, 1.2 are two
-    assert count == 2 and fewer.tolist() == [[False, False, False], [True, False, True]]
+    fewer = without_smallest(mask, leaf, 2)
+    assert fewer.tolist() == [[False, False, False], [True, False, True]]
     merit = torch.tensor([[0.1, 0.3, 0.2], [9.0, 0.0, 9.0]])
     assert with_largest(fewer, merit, 2).tolist() == [[False, True, True], [True, False, True]]
     assert with_largest(fewer, torch.zeros(2, 3), 0).tolist() == fewer.tolist()
     full = torch.ones(2, 3, dtype=torch.bool)
-    fewer, count = without_smallest(full, leaf, 0.5)
-    assert count == 3 and with_largest(fewer, merit, count).all()
+    assert with_largest(without_smallest(full, leaf, 3), merit, 3).all()
 
 
 def test_inv_masks_2_a_message_has_the_kept_elements_and_a_bit_for_each() -> None:
