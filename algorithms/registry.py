@@ -112,6 +112,7 @@ from algorithms.l2gd import L2GD
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.local import Local
 from algorithms.lora_fair import LoRAFair
+from algorithms.lotteryfl import LotteryFL
 from algorithms.mapper import Mapper
 from algorithms.metafed import MetaFed
 from algorithms.mime import Mime, MimeLite
@@ -133,6 +134,7 @@ from algorithms.qfedavg import QFedAvg
 from algorithms.rolora import RoLoRA
 from algorithms.scaffnew import Scaffnew
 from algorithms.scaffold import Scaffold
+from algorithms.subfedavg import SubFedAvg
 from algorithms.superfed import SuPerFed
 from algorithms.term import TERM
 from rayfl.config.schema import experiment_schema
@@ -262,6 +264,8 @@ METHODS: dict[str, type[Algorithm]] = {
         HetLoRA,
         FLoRA,
         FLTrust,
+        SubFedAvg,
+        LotteryFL,
         FPL,
         FlexLoRA,
         FedExLoRA,

@@ -114,6 +114,7 @@ PRINTED = {
     "lg_fedavg": "LG-FedAvg",
     "local": "Local",
     "lora_fair": "LoRA-FAIR",
+    "lotteryfl": "LotteryFL",
     "mapper": "MAPPER",
     "metafed": "MetaFed",
     "mime": "Mime",
@@ -136,6 +137,7 @@ PRINTED = {
     "rolora": "RoLoRA",
     "scaffnew": "Scaffnew",
     "scaffold": "SCAFFOLD",
+    "subfedavg": "Sub-FedAvg",
     "superfed": "SuPerFed",
     "term": "TERM",
 }

@@ -35,6 +35,7 @@ NEEDS = {
     "heterofl": "algorithm.scaler=false",
     "hetlora": "algorithm.ranks=[1,2,4]",
     "l2gd": "train.clients_per_round=all train.momentum=0",
+    "lotteryfl": "algorithm.prune_share=0.5",
     "mime": "train.momentum=0",
     "mimelite": "train.momentum=0",
     "pfedbayes": "train.momentum=0 algorithm.kl_weight=0.01",

@@ -118,6 +118,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """By method, hyper-parameters that small data need, or that have no default."""
 
 TRAIN: dict[str, dict[str, Any]] = {
+    "subfedavg": {"local_epochs": 2},
     "l2gd": {"clients_per_round": "all"},
     "scaffnew": {"clients_per_round": "all"},
     "fedme": {"clients_per_round": "all"},

@@ -62,6 +62,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "knn-per": {"name": "knn_per", "neighbours": 3},
     "fedcac": {"name": "fedcac", "collaboration_rounds": 3},
     "fedselect": {"name": "fedselect"},
+    "lotteryfl": {"name": "lotteryfl", "prune_share": 0.3, "accuracy_threshold": 0.1},
+    "subfedavg": {"name": "subfedavg", "prune_share": 0.3, "accuracy_threshold": 0.1, "distance_threshold": None},
     "fedthe": {"name": "fedthe"},
     "fedema": {"name": "fedema"},
     "fedu": {"name": "fedu", "threshold": 0.02},

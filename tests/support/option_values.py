@@ -49,6 +49,7 @@ BASES: dict[str, dict[str, Any]] = {
     "hetlora": {"ranks": (1, 3, 2), "kept_share": 0.5, "pruning_weight": 1.0},
     "knn_per": {"neighbours": 3},
     "l2gd": {"penalty_weight": 5.0},
+    "lotteryfl": {"prune_share": 0.2, "target": 0.9, "accuracy_threshold": 0.5},
     "lora_fair": {"correction_weight": 1e-3},
     "pacfl": {"threshold": 28.0},
     "mapper": {"grid": (0.25, 0.75)},
@@ -63,6 +64,7 @@ BASES: dict[str, dict[str, Any]] = {
     "pfedme": {"inner_steps": 3, "proximal_weight": 2.0, "personal_lr": 0.05},
     "pfedsim": {"warmup": 0.4},
     "scaffold": {"momentum_on_corrected": True},
+    "subfedavg": {"prune_share": 0.2, "target": 0.9, "distance_threshold": 0.0},
     "superfed": {"start": 0.4},
     "term": {"estimate_share": 0.5},
 }

@@ -25,10 +25,12 @@ from algorithms.flute import FLUTE
 from algorithms.gpfedrec import GPFedRec
 from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
+from algorithms.lotteryfl import LotteryFL
 from algorithms.pfedfda import PFedFDA
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedpara import PFedPara
 from algorithms.pfl_da import PFLDA
+from algorithms.subfedavg import SubFedAvg
 from tests.support.cases.base import Case
 from tests.support.cases.expected import (
     body,
@@ -191,6 +193,18 @@ PARTIAL_MODELS = {
         averages=False,
         steady=False,
         private=frozenset({"model", "trained", "mask"}),
+    ),
+    "lotteryfl": Case(
+        LotteryFL(prune_share=0.4, target=0.6, accuracy_threshold=0.0, select_on="train"),
+        averages=False,
+        steady=False,
+        private=frozenset({"mask"}),
+    ),
+    "subfedavg": Case(
+        SubFedAvg(prune_share=0.4, target=0.6, accuracy_threshold=0.0, distance_threshold=None, select_on="train"),
+        averages=False,
+        steady=False,
+        private=frozenset({"mask"}),
     ),
     "fedpub": Case(
         FedPub(),
