@@ -57,6 +57,7 @@ from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
 from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
+from algorithms.fedmgda import FedMGDA
 from algorithms.fedmmd import FedMMD
 from algorithms.fedmrl import FedMRL
 from algorithms.fedmtl import FedMTL
@@ -264,6 +265,7 @@ METHODS: dict[str, type[Algorithm]] = {
         HetLoRA,
         FLoRA,
         FLTrust,
+        FedMGDA,
         SubFedAvg,
         LotteryFL,
         FPL,

@@ -25,6 +25,7 @@ from algorithms.fedgen import FedGen
 from algorithms.fediir import FedIIR
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
+from algorithms.fedmgda import FedMGDA
 from algorithms.fedmmd import FedMMD
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
@@ -218,6 +219,8 @@ GLOBAL_MODELS = {
         averages=False,
     ),
     "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
+    "fedmgda": Case(FedMGDA(tolerance=0.3, finetune_epochs=1), averages=False),
+    "fedmgda-lengths": Case(FedMGDA(tolerance=1, normalize=False, aggregation="uniform"), averages=False),
     "fltrust": Case(FLTrust(finetune_epochs=1), averages=False, public=True),
     "fltrust-steps": Case(FLTrust(root_steps=3, server_lr=0.5), averages=False, public=True),
     "fedgen": Case(
