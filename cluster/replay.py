@@ -14,9 +14,10 @@ from torch import Tensor
 
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
+from actors.federation.single_client import NeedsOthersError, SingleClient
 from actors.hosting.building import build_host
 from actors.processes.pool import InlinePool
-from algorithms.clients import Call, Clients, Procedure, Replies
+from algorithms.clients import Call, Replies
 from cluster.rounds.interrupts import stop_requests
 from cluster.run import inline_device, limited_threads
 from rayfl.aggregation.memory import without_memory
@@ -134,7 +135,7 @@ def sent_message(run: RunFolder, round: int, client: int) -> Message:
     with limited_threads(config.cluster.threads_per_actor), arithmetic(config.engine.precision), stop_requests(0):
         stage = _RoundStart(run, before, round, cohort, ())
         listener = _Listening(stage.federation, client)
-        with suppress(_NeedsOthersError):
+        with suppress(NeedsOthersError):
             stage.algorithm.round(stage.server, cohort, listener)
     if listener.message is None:
         raise ConfigError(f"invert: the clients of {config.algorithm.name} send no change of a model")
@@ -185,10 +186,10 @@ def _together(stage: _RoundStart) -> _ReplayedRound:
 
 def _alone(stage: _RoundStart, client: int) -> _ReplayedRound | None:
     """Repeats one client's part of the round; None if that needs the other clients."""
-    clients = _SingleClient(stage.federation, client)
+    clients = SingleClient(stage.federation, client)
     try:
         stage.algorithm.round(stage.server, stage.cohort, clients)
-    except _NeedsOthersError:
+    except NeedsOthersError:
         return None
     except RayflError:
         if clients.asked and stage.federation.context.one_by_one:  # a rule that may need more messages than one
@@ -203,36 +204,7 @@ def _alone(stage: _RoundStart, client: int) -> _ReplayedRound | None:
     return stage.done(None) if clients.asked else None
 
 
-class _NeedsOthersError(Exception):
-    """The round needs the replies of other clients."""
-
-
-class _SingleClient(Clients):
-    """The clients of a round, of which only one is run, and only in the first call."""
-
-    def __init__(self, federation: Federation, client: int) -> None:
-        samples = federation.num_samples(range(federation.context.num_clients))
-        super().__init__(federation.task, federation.context, samples)
-        self._federation = federation
-        self._client = client
-        self.asked = False
-
-    def received(self, client: int, server: Tree) -> Tree:
-        return self._federation.received(client, server)
-
-    def on_server(self, procedure: Procedure, given: Tree) -> Tree:
-        if self.asked:
-            raise _NeedsOthersError  # it most likely needs what all clients have sent
-        return self._federation.on_server(procedure, given)
-
-    def call(self, call: Call) -> Replies:
-        if self.asked or self._client not in call.clients:
-            raise _NeedsOthersError
-        self.asked = True
-        return self._federation.call(call.of([self._client]))
-
-
-class _Listening(_SingleClient):
+class _Listening(SingleClient):
     """The clients of a round up to the first message that one of them sends."""
 
     message: Message | None = None
@@ -246,7 +218,7 @@ class _Listening(_SingleClient):
             except ValueError as error:
                 raise ConfigError(f"invert: {call.procedure} {error}") from error
             self.message = Message(_flat(received), _flat(reply["tree"]))
-        raise _NeedsOthersError
+        raise NeedsOthersError
 
 
 def _flat(tree: Tree) -> dict[str, Tensor]:

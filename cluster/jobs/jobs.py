@@ -6,14 +6,11 @@ ended, a new attempt begins, which continues from the run's last commit like any
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
-from cluster.jobs.ending import exit_status, why_not_run
+from cluster.jobs.following import first_line, wait_for_end
 from cluster.jobs.shipping import build_wheel, check_modules, check_places, own_modules, warn_of_left_out
 from cluster.jobs.stopping import stop_wait_s
 from rayfl.config.identity import older_fingerprints
@@ -32,8 +29,6 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, ResourceError, RunError
 
 _log = logging.getLogger("rayfl")
-_POLL_S = 1.0
-_RECONNECTS = 5
 _END_OF_CONFIG = "RAYFL_END_OF_CONFIGURATION"
 _NO_ADDRESSES = {"RAY_ADDRESS": "", "RAY_API_SERVER_ADDRESS": ""}
 
@@ -89,10 +84,10 @@ def connect(address: str) -> JobSubmissionClient:
     except AuthenticationError as error:
         raise ResourceError(
             f"{address} wants the cluster's token: set RAY_AUTH_MODE=token, and the token in RAY_AUTH_TOKEN or "
-            f"~/.ray/auth_token ({_first_line(error)})"
+            f"~/.ray/auth_token ({first_line(error)})"
         ) from None
     except (ConnectionError, RuntimeError, requests.RequestException) as error:
-        raise ResourceError(f"no Ray dashboard at {address}: {_first_line(error)}") from None
+        raise ResourceError(f"no Ray dashboard at {address}: {first_line(error)}") from None
 
 
 def submit(client: JobSubmissionClient, config: ExperimentConfig, options: JobOptions) -> Submitted:
@@ -206,74 +201,6 @@ def find(client: JobSubmissionClient, run_or_id: str) -> JobDetails:
     return found[-1]
 
 
-def follow(client: JobSubmissionClient, job: str, write: Callable[[str], object]) -> int:
-    """Passes on what a job prints, from its start to its end, and why Ray could not run it.
-
-    Args:
-        client: the cluster.
-        job: submission id.
-        write: gets pieces of the output.
-
-    Returns:
-        The exit status of the run: 0, its own, or 143 for a job that was stopped.
-
-    Raises:
-        ResourceError: when the connection breaks again and again; the job goes on.
-    """
-    asyncio.run(_tail(client, job, write))
-    details = wait_for_end(client, job)
-    if reason := why_not_run(details):
-        write(reason)
-    return exit_status(details)
-
-
-async def _tail(client: JobSubmissionClient, job: str, write: Callable[[str], object]) -> None:
-    written = 0
-    for attempt in range(_RECONNECTS + 1):
-        position = 0
-        try:
-            async for piece in client.tail_job_logs(job):
-                # After a broken connection the log comes again from its start.
-                new = piece[max(written - position, 0) :]
-                position += len(piece)
-                written = max(written, position)
-                if new:
-                    write(new)
-            return
-        except (RuntimeError, OSError) as error:
-            if attempt == _RECONNECTS:
-                raise _lost(job, error) from None
-            await asyncio.sleep(_POLL_S)
-
-
-def wait_for_end(client: JobSubmissionClient, job: str, timeout_s: float = math.inf) -> JobDetails:
-    """Waits until a job has ended.
-
-    Raises:
-        ResourceError: when it has not in time, or the cluster has not answered several times in a row.
-    """
-    start, failed = time.monotonic(), 0
-    while True:
-        try:
-            details = client.get_job_info(job)
-        except (RuntimeError, OSError) as error:
-            failed += 1
-            if failed > _RECONNECTS:
-                raise _lost(job, error) from None
-            time.sleep(_POLL_S)
-            continue
-        failed = 0
-        if details.status.is_terminal():
-            return details
-        if time.monotonic() - start > timeout_s:
-            raise ResourceError(f"job {job} is still {details.status} after {timeout_s:g} s; `rayfl status {job}`")
-        time.sleep(_POLL_S)
-
-
-def _lost(job: str, error: Exception) -> ResourceError:
-    return ResourceError(f"lost the connection to job {job}, which goes on: {_first_line(error)}")
-
-
 def stop(client: JobSubmissionClient, job: str, timeout_s: float) -> bool:
     """Asks a job to stop after its round, and waits for its end.
 
@@ -302,7 +229,3 @@ def _run_of(job: JobDetails) -> str | None:
     """The run of a job, None for jobs that are none of rayfl's."""
     metadata = job.metadata or {}
     return metadata.get("run") if job.submission_id and "fingerprint" in metadata else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

@@ -11,7 +11,8 @@ from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from rayfl.storage.files import Storage, open_to_append
+from rayfl.storage.files import Storage
+from rayfl.storage.local_files import open_to_append
 from rayfl.tracking.terminal import VisibleFormatter
 
 _log = logging.getLogger("rayfl")

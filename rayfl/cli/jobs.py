@@ -83,7 +83,7 @@ def register(app: typer.Typer, load: Callable[[str | None, list[str] | None], An
             return
         terminal.say(f"job {job.id} {'is under way already' if job.attached else 'submitted'}")
         if wait:
-            raise typer.Exit(_follow(jobs, client, job.id))
+            raise typer.Exit(_follow(client, job.id))
         terminal.say(f"follow it: rayfl logs {job.id} --follow --address {address}")
 
     app.command("submit")(submit)
@@ -111,7 +111,9 @@ def status(
             table.add_row(*_row(job))
         terminal.out().print(table)
     if run is not None and found[0].status.is_terminal():
-        raise typer.Exit(jobs.exit_status(found[0]))
+        from cluster.jobs.ending import exit_status
+
+        raise typer.Exit(exit_status(found[0]))
 
 
 def logs(
@@ -128,8 +130,10 @@ def logs(
     details = jobs.find(client, run)
     job = details.submission_id
     if follow:
-        raise typer.Exit(_follow(jobs, client, job))
-    text = client.get_job_logs(job) + jobs.why_not_run(details)
+        raise typer.Exit(_follow(client, job))
+    from cluster.jobs.ending import why_not_run
+
+    text = client.get_job_logs(job) + why_not_run(details)
     if as_json:
         write_json("logs", {"job": job, "text": text})
         return
@@ -164,9 +168,11 @@ def _jobs() -> Any:
         ) from None
 
 
-def _follow(jobs: Any, client: Any, job: str) -> int:
+def _follow(client: Any, job: str) -> int:
+    from cluster.jobs.following import follow
+
     try:
-        code: int = jobs.follow(client, job, _passed_on)
+        code = follow(client, job, _passed_on)
     except KeyboardInterrupt:
         terminal.say(f"job {job} goes on; rayfl stop {job} ends it")
         return terminal.INTERRUPTED

@@ -25,3 +25,11 @@ def joined(table: pa.Table, more: pa.Table) -> pa.Table:
     longer = pa.concat_tables([table, more.replace_schema_metadata(table.schema.metadata)])
     # Every chunk costs a kilobyte a column, whatever is in it, and time with every commit.
     return longer if longer.column(0).num_chunks <= _MOST_CHUNKS else longer.combine_chunks()
+
+
+def with_nulls(values: np.ndarray | None, count: int) -> pa.Array:
+    """Values of a metric; null where it is undefined, and everywhere where the task has no such metric."""
+    if values is None:
+        return pa.nulls(count, pa.float64())
+    missing = np.isnan(values)
+    return pa.array(values, mask=missing if missing.any() else None)

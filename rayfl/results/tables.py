@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl.metrics import CLASSIFICATION, Measures, Statistics
-from rayfl.results.appending import appended, joined, without_first
+from rayfl.results.appending import appended, joined, with_nulls, without_first
 from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import (
@@ -270,7 +270,7 @@ class ResultTables:
             "phase": [phase] * count,
             "model": found.models,
             "n": found.vectors[:, 0].astype(np.int64),
-            **{metric: _with_nulls(found.metrics.get(metric), count) for metric in self._columns},
+            **{metric: with_nulls(found.metrics.get(metric), count) for metric in self._columns},
             "bytes_down": [down for down, _ in both],
             "bytes_up": [up for _, up in both],
         }
@@ -291,11 +291,3 @@ class ResultTables:
             for row in rows:
                 row |= {"staleness": sum(each) / len(each), "staleness_max": max(each)}
         self.rounds = appended(self.rounds, rows, self.rounds.schema)
-
-
-def _with_nulls(values: np.ndarray | None, count: int) -> pa.Array:
-    """Values of a metric; null where it is undefined, and everywhere where the task has no such metric."""
-    if values is None:
-        return pa.nulls(count, pa.float64())
-    missing = np.isnan(values)
-    return pa.array(values, mask=missing if missing.any() else None)

@@ -7,18 +7,17 @@ import hashlib
 import os
 import posixpath
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from io import TextIOWrapper
 from pathlib import Path
 from urllib.parse import quote
 
 from pyarrow import fs
 
 from rayfl.errors import RunError
+from rayfl.storage.local_files import delete_local, link_local, write_local
 
 _CHUNK_BYTES = 1 << 24
 SETTLE_S = 2.0
@@ -77,7 +76,7 @@ class Storage:
         filesystem, target = self._target(path)
         with _as_run_error("write", target):
             if isinstance(filesystem, fs.LocalFileSystem):
-                _write_local(Path(target), data)
+                write_local(Path(target), data)
             else:
                 with filesystem.open_output_stream(target) as stream:
                     stream.write(data)
@@ -96,7 +95,7 @@ class Storage:
         filesystem, target = self._target(path)
         if isinstance(filesystem, fs.LocalFileSystem):
             with _as_run_error("write", target):
-                created = _link_local(Path(target), data)
+                created = link_local(Path(target), data)
             if created is not None:
                 return created
         if self.exists(path):
@@ -196,7 +195,7 @@ class Storage:
         filesystem, target = self._target(path)
         with _as_run_error("delete", target), suppress(FileNotFoundError):
             if isinstance(filesystem, fs.LocalFileSystem):
-                _delete_local(Path(self._located[1]), path)
+                delete_local(Path(self._located[1]), path)
             else:
                 filesystem.delete_file(target)
 
@@ -232,72 +231,3 @@ def _as_run_error(action: str, target: str, *passing: type[OSError]) -> Iterator
         raise
     except OSError as error:
         raise RunError(f"cannot {action} {target}: {error.strerror or error}") from error
-
-
-def _link_local(target: Path, data: bytes) -> bool | None:
-    """Creates a file atomically unless it exists; None if the file system has no hard links."""
-    ready = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.new")
-    _write_local(ready, data)
-    try:
-        os.link(ready, target)
-    except FileExistsError:
-        # Over NFS the answer to a link that was made may be lost, and the repeated request fails.
-        return ready.stat().st_nlink == 2
-    except OSError as error:
-        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            return None
-        raise
-    finally:
-        ready.unlink(missing_ok=True)
-    return True
-
-
-def open_to_append(path: Path) -> TextIOWrapper:
-    """Opens a text file to append to, or creates it; never follows a link.
-
-    Raises:
-        OSError: ``ELOOP`` for a link, or why else it cannot be opened.
-    """
-    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
-
-
-def _delete_local(base: Path, path: str) -> None:
-    """Deletes a file below a folder, step by step, so that no link can lead elsewhere."""
-    *folders, name = path.split("/")
-    with ExitStack() as opened:
-
-        def open_folder(place: str | Path, flags: int, within: int | None = None) -> int:
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=within)
-            opened.callback(os.close, descriptor)
-            return descriptor
-
-        descriptor = open_folder(base, 0)
-        for folder in folders:
-            descriptor = open_folder(folder, os.O_NOFOLLOW, descriptor)
-        os.unlink(name, dir_fd=descriptor)
-
-
-def _write_local(target: Path, data: bytes) -> None:
-    created = [folder for folder in target.parents if not folder.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    # A new name survives power loss once the folder that holds it is on the disk.
-    for folder in (target.parent, *(folder.parent for folder in created)):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            # Some network file systems have no such request for folders: they write names at once.
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise
-        finally:
-            os.close(descriptor)

@@ -13,7 +13,8 @@ from typing import Any
 
 from rayfl.errors import RunError
 from rayfl.results.plain_csv import plain_cell
-from rayfl.storage.files import Storage, open_to_append
+from rayfl.storage.files import Storage
+from rayfl.storage.local_files import open_to_append
 from rayfl.tracking.callback import Callback, RunInfo
 from rayfl.tracking.scalars import scalars
 

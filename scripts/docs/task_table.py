@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
@@ -28,7 +27,6 @@ from actors.processes.pool import InlinePool
 from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config
 from rayfl.errors import ConfigError
-from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.models.pretrained.making import make
 from rayfl.models.pretrained.making_clip import NAMES
@@ -139,26 +137,6 @@ _NOT_TRIED = (
 )
 
 
-class _OfTokens(nn.BatchNorm1d):
-    """Batch normalization of vectors along texts, shape (b, length, channels)."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
-
-
-def normalized(spec: InputSpec) -> nn.Module:
-    """A small network with batch normalization, for FedBN and FedAP."""
-    if spec.kind == "tokens":
-        return nn.Sequential(nn.Embedding(spec.vocabulary, 6), _OfTokens(6), nn.Linear(6, spec.num_classes))
-    if spec.kind == "graph":
-        return nn.Sequential(nn.Linear(spec.shape[1], 6), _OfTokens(6), nn.Linear(6, spec.num_classes))
-    if spec.target == "mask":
-        channels = spec.shape[0]
-        return nn.Sequential(nn.Conv2d(channels, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Conv2d(6, spec.num_classes, 1))
-    inputs = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(spec.shape), 6))
-    return nn.Sequential(inputs, nn.BatchNorm1d(6), nn.Linear(6, spec.num_classes))
-
-
 def sections(method: str, task: str) -> dict[str, Any]:
     """The configuration of a method on a task."""
     content: dict[str, Any] = {
@@ -179,7 +157,7 @@ def sections(method: str, task: str) -> dict[str, Any]:
         content["model"]["head"] = {"train": False}
         return content
     if method == "fedap" or (method == "fedbn" and task != "segmentation"):  # a U-Net has group normalization
-        content["model"] = {"name": "scripts.docs.task_table:normalized", "head": "2"}
+        content["model"] = {"name": "scripts.docs.task_models:normalized", "head": "2"}
     if method == "pfedpara":
         content["model"] = {**TASKS[task]["model"], **_WIDE.get(task, {"hidden": [24, 24]}), "factorize": "pfedpara"}
     if method in ADAPTED:

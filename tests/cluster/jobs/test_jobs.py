@@ -20,7 +20,8 @@ import cluster.jobs.jobs
 import rayfl
 from algorithms.registry import Experiment
 from cluster.jobs.ending import exit_status
-from cluster.jobs.jobs import JobOptions, Submitted, connect, find, follow, jobs, stop, submit
+from cluster.jobs.following import follow
+from cluster.jobs.jobs import JobOptions, Submitted, connect, find, jobs, stop, submit
 from cluster.jobs.shipping import build_wheel
 from rayfl.cli.entry import app
 from rayfl.cli.jobs import required_packages
@@ -199,7 +200,7 @@ def test_the_end_is_waited_for_although_the_connection_breaks(tmp_path: Path, mo
         return answer(job)
 
     monkeypatch.setattr(client, "get_job_info", answers_then)
-    monkeypatch.setattr(cluster.jobs.jobs, "_POLL_S", 0.0)
+    monkeypatch.setattr("cluster.jobs.following._POLL_S", 0.0)
     assert follow(client, "tiny", lambda text: None) == 3  # type: ignore[arg-type]
     broken += [RuntimeError("502: bad gateway")] * 6
     with pytest.raises(ResourceError, match="lost the connection to job tiny, which goes on: 502: bad gateway"):

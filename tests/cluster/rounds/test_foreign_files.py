@@ -20,8 +20,9 @@ from rayfl.cli.entry import app
 from rayfl.errors import RunError
 from rayfl.runs.verification import verify
 from rayfl.storage.commits import CommitStore
-from rayfl.storage.files import Storage, open_to_append
+from rayfl.storage.files import Storage
 from rayfl.storage.lease import FILE
+from rayfl.storage.local_files import open_to_append
 from rayfl.sweeps.space import parse_space
 from rayfl.sweeps.trials import plan_sweep
 from tests.runs.test_reliability import commit
