@@ -19,7 +19,7 @@ class SkippedClients:
         self._said: set[tuple[int, int, str]] = set()
 
     def check_somebody(self, round: int, present: Sequence[int], failures: Mapping[int, Failure]) -> None:
-        """Refuses a run in whose first round all clients fail, or so many that it is given up.
+        """Refuses a run in whose first round all clients fail, or that lacks clients since some fail.
 
         Later rounds may: whether they go on must not depend on where a run was interrupted.
 
