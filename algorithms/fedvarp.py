@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
@@ -118,27 +119,30 @@ class FedVARP(FineTuned):
         moved = map_leaves(lambda w, c: w + self.server_lr * c.to(w.dtype), moved, correction)
 
         renewed: Tree = {}
+        shares_of = self.shares(cluster_of, clients)
         for cluster in dict.fromkeys(cluster_of[client] for client in messages):
             members = [message for client, message in messages.items() if cluster_of[client] == cluster]
             ends = mean_of(members) if len(members) > 1 else members[0].tree
             renewed[cluster] = subtract({name: ends[name] for name in everything}, start)
-            everything = add_scaled(everything, _double(renewed[cluster]), share := self.share(cluster, clients))
+            everything = add_scaled(everything, _double(renewed[cluster]), shares_of[cluster])
             if cluster in kept:
-                everything = add_scaled(everything, _double(kept[cluster]), -share)
+                everything = add_scaled(everything, _double(kept[cluster]), -shares_of[cluster])
         return {"model": {**mean, **moved}, "changes": {**kept, **renewed}, "mean": everything}
 
-    def share(self, cluster: str, clients: Clients) -> float:
-        """The sum of Q_j over the clients of a cluster.
+    def shares(self, cluster_of: Sequence[str], clients: Clients) -> dict[str, float]:
+        """The sum of Q_j over the clients of each cluster.
 
         Args:
-            cluster: its key.
+            cluster_of: the cluster of each client.
             clients: have the numbers of samples.
         """
-        cluster_of = self.clusters_of(clients.context)
-        members = [client for client, own in enumerate(cluster_of) if own == cluster]
-        if self.aggregation == "uniform":
-            return len(members) / len(cluster_of)
-        return float(clients.num_samples(members).sum() / clients.num_samples(range(len(cluster_of))).sum())
+        uniform, everyone = self.aggregation == "uniform", range(len(cluster_of))
+        weights = [1] * len(cluster_of) if uniform else clients.num_samples(everyone).tolist()
+        found: Counter[str] = Counter()
+        for cluster, weight in zip(cluster_of, weights, strict=True):
+            found[cluster] += weight
+        whole = sum(weights)
+        return {cluster: weight / whole for cluster, weight in found.items()}
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
         return self.sent(server), {}
