@@ -59,7 +59,7 @@ PRINTED = {
     "fedlesam": "FedLESAM",
     "fedmd": "FedMD",
     "fedme": "FedMe",
-    "fedmgda": "FedMGDA+",
+    "fedmgda": "FedMGDA",
     "fedmmd": "FedMMD",
     "fedmrl": "FedMRL",
     "fedmtl": "FedMTL",
