@@ -240,6 +240,8 @@ class Procedures:
             self._result.absorb(id, found)
         except (OverflowError, ValueError) as error:
             raise no_sum(error, self._job.round, self._job.procedure) from error
+        except Exception as error:
+            raise self._error(error, id) from error
 
     def _check_shared(self, shared: Mapping[str, WriteGuard], id: int | str, recorded: bool = True) -> None:
         """Raises an error if a client has written to tensors that other clients, or later rounds, read.
