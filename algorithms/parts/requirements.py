@@ -114,7 +114,7 @@ def check_low_rank(option: str, network: Network) -> None:
         ConfigError: naming what to set.
     """
     if not (network.groups["lora_a"] or network.groups["lora_b"]):
-        kind = next((kind for kind in ("ia3", "prompt") if network.groups.get(kind)), "another kind")
+        kind = next((kind for kind in ("ia3", "prompt", "features") if network.groups.get(kind)), "another kind")
         raise ConfigError(
             f"{option} needs model.adapter.name=lora: it is about the factors A and B of adapters, and those of "
             f"{kind} have none"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rayfl.data.files.whole import new_file
 from rayfl.errors import ConfigError
+from rayfl.models.pretrained.feature_adapter import OF_FEATURES
 from rayfl.models.pretrained.merging import write_model
 from rayfl.models.pretrained.mixing import is_delta, is_mixed_by_rows, merged
 from rayfl.models.pretrained.peft_files import write_adapter
@@ -121,6 +122,11 @@ def export_merged(models: CommittedModels, client: int, model: str | None, folde
         raise ConfigError(
             f"--format transformers: {chosen.exported.row!r} reads virtual tokens, which are inputs and no weights of "
             "the base: set --format peft for decoders of texts, or leave it out for a file of all tensors"
+        )
+    if any(name.startswith(OF_FEATURES) for name in chosen.tensors):
+        raise ConfigError(
+            f"--format transformers: {chosen.exported.row!r} passes features through a network that the base does not "
+            "have: leave --format out for a file of all tensors"
         )
     about = {key: value for key, value in chosen.description.items() if key != "modules"}
     about["base"], labels = chosen.section.base, _labels(models, chosen.section)

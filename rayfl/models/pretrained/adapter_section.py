@@ -172,6 +172,47 @@ class NoAdapter(_Adapter):
     sha256: ClassVar[str | None] = None
 
 
+class FeatureAdapterConfig(_Adapter):
+    """A small network on the features that CLIP has of an image: FedCLIP's attention, or CLIP-Adapter."""
+
+    name: Literal["features"] = Field(default="features", description=_KIND)
+    form: Literal["attention", "residual"] = Field(
+        default="attention",
+        description="attention: f * softmax(W_2 tanh(W_1 f + c_1) + c_2), that of FedCLIP; residual: a relu(W_2 "
+        "relu(W_1 f)) + (1 - a) f, CLIP-Adapter.",
+    )
+    reduction: int | None = Field(
+        default=None, ge=1, description="Of residual: how many times as many features as hidden units; null: 4."
+    )
+    ratio: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Of residual: a, the share of what is new; null: 0.2.",
+    )
+
+    start: ClassVar[str | None] = None
+    sha256: ClassVar[str | None] = None
+
+    @model_validator(mode="after")
+    def _of_residual(self) -> FeatureAdapterConfig:
+        given = [option for option in ("reduction", "ratio") if getattr(self, option) is not None]
+        if given and self.form != "residual":
+            raise ValueError(f"{given[0]} is of form=residual: set that, or leave {given[0]} out")
+        return self
+
+    @property
+    def hidden_share(self) -> int:
+        """How many times as many features as hidden units there are."""
+        return 1 if self.form == "attention" else self.reduction or 4
+
+    @property
+    def new_share(self) -> float:
+        """a."""
+        return 0.2 if self.ratio is None else self.ratio
+
+
 def _with_kind(given: Any) -> Any:
     """A kind alone stands for its section; a section without one is of low-rank adapters."""
     if isinstance(given, str):
@@ -180,7 +221,9 @@ def _with_kind(given: Any) -> Any:
 
 
 AnyAdapter = Annotated[
-    AdapterConfig | IA3Config | PromptTuningConfig | NoAdapter, Field(discriminator="name"), BeforeValidator(_with_kind)
+    AdapterConfig | IA3Config | PromptTuningConfig | FeatureAdapterConfig | NoAdapter,
+    Field(discriminator="name"),
+    BeforeValidator(_with_kind),
 ]
 """The section ``model.adapter``."""
 

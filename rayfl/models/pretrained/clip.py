@@ -16,22 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rayfl.models.pretrained.adapted_model import AdaptedModel
+from rayfl.models.pretrained.feature_adapter import FEATURE_ADAPTER, FeatureAdapter
 from rayfl.models.pretrained.loading import Source
 from rayfl.models.pretrained.network import AdaptedNetwork
 from rayfl.models.pretrained.text_head import CONTEXT, TEXTS, WEIGHT, TextHead, of_length_one
 
 
 class ClipModel(AdaptedModel):
-    """CLIP with adapters in its image tower, or none, and with the head that texts make.
+    """CLIP with adapters in its image tower, on its features or none, and with the head that texts make.
 
     Args:
         module: transformers' ``CLIPModel``, with sites put in.
         head: what texts make; becomes a part of the module.
         channels: of the images that the base reads.
+        adapter: on features of images; becomes a part of the module. None: there is none.
     """
 
-    def __init__(self, module: nn.Module, head: TextHead, channels: int) -> None:
+    def __init__(self, module: nn.Module, head: TextHead, channels: int, adapter: FeatureAdapter | None = None) -> None:
         module.add_module(TEXTS, head)
+        if adapter is not None:
+            module.add_module(FEATURE_ADAPTER, adapter)
+        self._adapted = adapter is not None
         super().__init__(module, TEXTS, TEXTS, image=True, channels=channels)
 
     @property
@@ -44,18 +49,20 @@ class ClipModel(AdaptedModel):
     def features(self, x: Tensor) -> Tensor:
         """Features of images, of length one, shape (N b, D)."""
         base: Any = self.model
-        return of_length_one(base.get_image_features(pixel_values=self.pixels(x)).pooler_output)
+        found: Tensor = base.get_image_features(pixel_values=self.pixels(x)).pooler_output
+        return of_length_one(base.feature_adapter(found) if self._adapted else found)
 
     def patch_features(self, x: Tensor) -> Tensor:
         """Features of the P patches of images, of length one, shape (N b, P, D).
 
-        A patch's output of the image tower is normalized and projected as that of the class token is for an image's
-        own features.
+        A patch's output of the image tower is normalized, projected and adapted as that of the class token is for an
+        image's own features.
         """
         base: Any = self.model
         tower = base.vision_model
-        found = tower(pixel_values=self.pixels(x)).last_hidden_state[:, 1:]
-        return of_length_one(base.visual_projection(tower.post_layernorm(found)))
+        patches = tower(pixel_values=self.pixels(x)).last_hidden_state[:, 1:]
+        found: Tensor = base.visual_projection(tower.post_layernorm(patches))
+        return of_length_one(base.feature_adapter(found) if self._adapted else found)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (N b, C) of features (N b, D)."""

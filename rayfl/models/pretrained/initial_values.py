@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayfl.models.pretrained.feature_adapter import OF_FEATURES
 from rayfl.models.pretrained.rescaling import FACTORS, Rescaled
 from rayfl.models.pretrained.sites import Matrix, Site, TrainedLinear
 from rayfl.models.pretrained.text_head import TextHead
@@ -29,6 +30,8 @@ def own_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 def initial_value(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     """A is uniform within 1/sqrt(i), B and biases are zero, vectors that rescale are ones, others normal.
 
+    So are matrices on features: uniform, as PyTorch draws linear layers of i inputs.
+
     Args:
         seed: of the experiment's initial model.
         name: of the tensor in a tree.
@@ -43,7 +46,7 @@ def initial_value(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
         return torch.ones(shape)
     key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key))
-    if name.endswith(".lora_A.weight"):
+    if name.endswith(".lora_A.weight") or name.startswith(OF_FEATURES):
         bound = shape[1] ** -0.5
         return torch.from_numpy(generator.uniform(-bound, bound, shape)).float()
     return torch.from_numpy(generator.normal(0, _HEAD_SCALE, shape)).float()

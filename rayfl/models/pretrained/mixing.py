@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rayfl.errors import ModelError
+from rayfl.models.pretrained.feature_adapter import OF_FEATURES
 from rayfl.models.pretrained.magnitudes import refuse_magnitudes
 from rayfl.models.pretrained.prompts import PROMPTS
 from rayfl.models.pretrained.rescaling import FACTORS
@@ -53,7 +54,7 @@ def refuse_other_kinds(names: Iterable[str], what: str) -> None:
     """
     known = tuple(names)
     refuse_magnitudes(known, what)
-    if any(name.startswith(PROMPTS) or name.endswith(FACTORS) for name in known):
+    if any(name.startswith((PROMPTS, OF_FEATURES)) or name.endswith(FACTORS) for name in known):
         raise ModelError(f"{what} supposes that adapters add s B A to their layers: set model.adapter.name=lora")
 
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from rayfl.models.anatomy import grouped
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.pretrained.adapted_model import AdaptedModel
+from rayfl.models.pretrained.feature_adapter import OF_FEATURES
 from rayfl.models.pretrained.folding import folded
 from rayfl.models.pretrained.initial_values import initial_value, own_shapes
 from rayfl.models.pretrained.loading import Source
@@ -47,8 +48,8 @@ class AdaptedNetwork(Network):
 
     Attributes:
         groups: names of trained tensors by kind: ``lora_a``, ``lora_b``, ``magnitudes``, ``ia3``, ``prompt``,
-            ``adapters`` (all of these), ``head``. Magnitudes belong to outputs as the rows of B do, and so to
-            ``lora_b`` too.
+            ``features``, ``adapters`` (all of these), ``head``. Magnitudes belong to outputs as the rows of B do, and
+            so to ``lora_b`` too.
         rank: r, of A (r, i) and B (o, r); 0 for adapters of another kind.
         scale: s in W x + s B A x.
     """
@@ -85,7 +86,8 @@ class AdaptedNetwork(Network):
             "ia3": (FACTORS,),
         }
         kinds = {kind: tuple(n for n in self.parameter_names if n.endswith(ends)) for kind, ends in endings.items()}
-        kinds["prompt"] = tuple(name for name in self.parameter_names if name.startswith(PROMPTS))
+        beginnings = {"prompt": PROMPTS, "features": OF_FEATURES}
+        kinds |= {k: tuple(n for n in self.parameter_names if n.startswith(one)) for k, one in beginnings.items()}
         adapters = {name for names in kinds.values() for name in names}
         kinds["adapters"] = tuple(name for name in self.parameter_names if name in adapters)
         head = tuple(name for name in self.parameter_names if name not in adapters)

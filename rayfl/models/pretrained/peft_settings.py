@@ -7,7 +7,14 @@ from typing import Any
 
 from rayfl.errors import ConfigError
 from rayfl.examples import Target
-from rayfl.models.pretrained.adapter_section import AdapterConfig, AnyAdapter, IA3Config, NoAdapter, PromptTuningConfig
+from rayfl.models.pretrained.adapter_section import (
+    AdapterConfig,
+    AnyAdapter,
+    FeatureAdapterConfig,
+    IA3Config,
+    NoAdapter,
+    PromptTuningConfig,
+)
 from rayfl.models.pretrained.families import Family, family_of
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.magnitudes import MAGNITUDE
@@ -46,6 +53,10 @@ def settings_of(
     if isinstance(adapter, NoAdapter):
         raise ConfigError(
             "--format peft: model.adapter=none has no adapter: leave --format out for a file of all tensors"
+        )
+    if isinstance(adapter, FeatureAdapterConfig):
+        raise ConfigError(
+            "--format peft: peft has no adapters of features: leave --format out for a file of all tensors"
         )
     if isinstance(adapter, IA3Config):
         return {**common, **_of_vectors(adapter, names, folder.model_type)}

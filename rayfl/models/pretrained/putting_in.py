@@ -10,7 +10,13 @@ from torch import nn
 
 from rayfl.errors import ModelError
 from rayfl.examples import byte_tokens
-from rayfl.models.pretrained.adapter_section import AnyAdapter, IA3Config, NoAdapter, PromptTuningConfig
+from rayfl.models.pretrained.adapter_section import (
+    AnyAdapter,
+    FeatureAdapterConfig,
+    IA3Config,
+    NoAdapter,
+    PromptTuningConfig,
+)
 from rayfl.models.pretrained.families import family_of
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.prompts import Prompts, of_images, of_texts
@@ -23,6 +29,8 @@ _BYTES, _TOKENIZER = "bytes", "tokenizer.json"
 def put_in(module: nn.Module, adapter: AnyAdapter, folder: BaseFolder, without: str) -> Prompts | None:
     """Puts adapters into a model; returns its virtual tokens, which are no part of its modules.
 
+    Those on features have no place in it: what makes the model adds them.
+
     Args:
         module: the model, on the device ``meta``.
         adapter: the section.
@@ -33,6 +41,13 @@ def put_in(module: nn.Module, adapter: AnyAdapter, folder: BaseFolder, without: 
         ModelError: an option does not fit the base.
     """
     if isinstance(adapter, NoAdapter):
+        return None
+    if isinstance(adapter, FeatureAdapterConfig):
+        if not family_of(folder.model_type).tower:
+            raise ModelError(
+                "model.adapter.name=features is for CLIP, which compares features of images with those of texts, not "
+                f"for {folder.model_type}: choose lora or ia3"
+            )
         return None
     if isinstance(adapter, IA3Config):
         rescale(module, adapter, folder.model_type, without)

@@ -16,6 +16,7 @@ from rayfl.models.pretrained.adapted_model import AdaptedModel
 from rayfl.models.pretrained.adapter_section import (
     AdapterConfig,
     AnyAdapter,
+    FeatureAdapterConfig,
     HeadConfig,
     NoAdapter,
     PromptTuningConfig,
@@ -23,6 +24,7 @@ from rayfl.models.pretrained.adapter_section import (
 from rayfl.models.pretrained.class_texts import class_texts
 from rayfl.models.pretrained.clip import ClipModel, ClipNetwork
 from rayfl.models.pretrained.families import OUTPUT_LAYER, Family, family_of
+from rayfl.models.pretrained.feature_adapter import FeatureAdapter
 from rayfl.models.pretrained.fitting import check_inputs
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.initial_values import own_shapes
@@ -124,7 +126,10 @@ class PretrainedModel(Architecture):
                 raise ModelError(
                     "model.prompt.context=none and model.adapter=none leave nothing to train: set one of them"
                 )
-            return ClipModel(module, head, channels).checkpointing(blocks, now=self.checkpointing is True)
+            width, on_features = head.weight.shape[1], None
+            if isinstance(self.adapter, FeatureAdapterConfig):
+                on_features = FeatureAdapter(self.adapter, width)
+            return ClipModel(module, head, channels, on_features).checkpointing(blocks, self.checkpointing is True)
         block = module.get_submodule(family.block)
         inside = [family.block] if isinstance(block, nn.Linear) else _linear_in(block, family.block)
         for name in inside:
@@ -190,7 +195,7 @@ class PretrainedModel(Architecture):
     def _given(self, model: AdaptedModel, target: Target) -> dict[str, Any]:
         """Initial values that are not drawn: those of an adapter, and the folder's head."""
         found = self._begun(model, target) if self.adapter.start is not None else {}
-        if self.head.train and self.head.init == "new":
+        if self._family.tower or (self.head.train and self.head.init == "new"):
             return found
         for name, module in model.model.named_modules():
             for key, parameter in module.named_parameters(recurse=False) if isinstance(module, TrainedLinear) else ():

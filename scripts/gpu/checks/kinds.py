@@ -48,6 +48,7 @@ def _networks() -> dict[str, tuple[PretrainedModel, InputSpec]]:
         if (family, kind) != ("gpt2", "(IA)^3")
     }
     contexts = {f"CLIP, context {one}": clip_section({"context": one, "length": 4}) for one in ("shared", "by_class")}
+    contexts["CLIP, features"] = clip_section({"context": "none"}, adapter="features")
     contexts["CLIP, LoRA"] = clip_section(adapter={"r": 2, "alpha": 4})
     return found | {name: (one, IMAGES) for name, one in contexts.items()}
 

@@ -40,6 +40,7 @@ from tests.support.toys import assert_close, assert_equal
 CONTEXT = "model.texts.context"
 FACTORS, SHARED, BY_CLASS = 4 * 2 * 48 + 4 * 48 * 2, 2 * 48, 10 * 2 * 48
 """Scalars of adapters, and of a context of two vectors."""
+OF_FEATURES = 2 * (32 * 32 + 32)
 
 
 def experiment(
@@ -54,6 +55,9 @@ SENT: dict[str, tuple[Any, dict[str, Any], Any, int]] = {
     "PromptFL": ("fedavg", {"length": 2}, "none", SHARED),
     "each class's own": ("fedavg", {"length": 2, "context": "by_class"}, "none", BY_CLASS),
     "adapters": ("fedavg", {"context": "none"}, ADAPTER, FACTORS),
+    "FedCLIP": ("fedavg", {"context": "none"}, "features", OF_FEATURES),
+    "CLIP-Adapter": ("superfed", {"context": "none"}, {"name": "features", "form": "residual"}, 2 * 8 * 32),
+    "a context beside a network": ("fedper", {"length": 2}, "features", OF_FEATURES),
     "both": ({"name": "fedprox"}, {"length": 2}, ADAPTER, FACTORS + SHARED),
     "own contexts": ("fedper", {"length": 2}, ADAPTER, FACTORS),
     "own adapters": ({"name": "fedper", "head_group": "adapters"}, {"length": 2}, ADAPTER, SHARED),
@@ -62,7 +66,8 @@ SENT: dict[str, tuple[Any, dict[str, Any], Any, int]] = {
     "SuPerFed": ({"name": "superfed", "start": 0.0}, {"length": 2}, "none", SHARED),
 }
 """By name: method, prompt, adapter, and how many scalars travel each way."""
-QUICK = ("PromptFL", "own contexts", "adapters")
+QUICK = ("PromptFL", "own contexts", "adapters", "FedCLIP")
+TRAINED = (CONTEXT, "model.vision_model.", "model.feature_adapter.")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n not in QUICK else []) for n in SENT])
@@ -81,7 +86,7 @@ def test_messages_have_the_context_and_nothing_frozen_and_stacks_are_looped_clie
     assert sent and {(row["bytes_down"], row["bytes_up"]) for row in sent} == {(4 * scalars, 4 * scalars)}
     for tree in (one.server, *one.states.values()):
         names = {path.rpartition("/")[2] for path, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)}
-        assert all(leaf == CONTEXT or (leaf.startswith("model.vision_model.") and ".lora_" in leaf) for leaf in names)
+        assert all(leaf.startswith(TRAINED) and (".vision_model." not in leaf or ".lora_" in leaf) for leaf in names)
     if adapter == "none":
         assert "product_error" not in pq.read_table(tmp_path / "looped" / "rounds.parquet").column_names
 
