@@ -15,6 +15,7 @@ from algorithms.parts.transport import transport_plan
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
+from rayfl.errors import ConfigError
 from rayfl.models.pretrained.text_head import CONTEXT
 from rayfl.objectives import Sum, function
 from rayfl.params import Tree
@@ -57,6 +58,11 @@ class FedOTP(Averaging):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         check_context("FedOTP", task.network)
+        if not clip_of(task).reads_images:
+            raise ConfigError(
+                "FedOTP matches texts with the patches of images, and the data are features of whole images: train on "
+                "the images"
+            )
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         """Trains both contexts together, and keeps the local one."""

@@ -11,7 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import torch
+from sklearn.datasets import load_digits
 
 from algorithms.fedbuff import FedBuff
 from tests.support.fedbuff_toys import Rounds, toy_of
@@ -53,6 +56,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_they_are_short() -> None:
     scripts = sorted(EXAMPLES.glob("*.py"))
     assert [script.stem for script in scripts] == [
+        "clip_features",
         "compare_three_methods",
         "compression_and_noise",
         "ensemble_distillation",
@@ -69,6 +73,20 @@ def test_they_are_short() -> None:
         "own_text",
     ]
     assert all(len(script.read_text().splitlines()) < 95 for script in scripts)
+
+
+def test_clip_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="the extra transformers is not installed")
+    from tests.support.clips import clip_base, clip_network
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    importlib.import_module("clip_features").main(clip_base(), tmp_path)
+    table, digits = pq.read_table(tmp_path / "features.parquet"), load_digits()
+    net = clip_network({"length": 2})
+    images = torch.tensor(digits.images[:9], dtype=torch.float32)[:, None] / 16
+    wanted = net.plain_features(net.initialize(0), images)
+    torch.testing.assert_close(torch.tensor(table["x"].to_pylist()[:9]), wanted, rtol=0, atol=1e-5)
+    assert table["y"].to_pylist() == digits.target.tolist()
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ class ClipModel(AdaptedModel):
     Args:
         module: transformers' ``CLIPModel``, with sites put in.
         head: what texts make; becomes a part of the module.
-        channels: of the images that the base reads.
+        channels: of the images that the base reads; 0: inputs are features that were made of images before.
         adapter: on features of images; becomes a part of the module. None: there is none.
     """
 
@@ -40,6 +40,11 @@ class ClipModel(AdaptedModel):
         super().__init__(module, TEXTS, TEXTS, image=True, channels=channels)
 
     @property
+    def reads_images(self) -> bool:
+        """Whether inputs are images; else they are features that were made of images before."""
+        return self._channels > 0
+
+    @property
     def text_head(self) -> TextHead:
         """The head."""
         found = self.model.get_submodule(TEXTS)
@@ -47,10 +52,18 @@ class ClipModel(AdaptedModel):
         return found
 
     def features(self, x: Tensor) -> Tensor:
-        """Features of images, of length one, shape (N b, D)."""
+        """Features of images, of length one, shape (N b, D); of rows that are features already, these."""
+        base: Any = self.model
+        found = self.plain_features(x)
+        return of_length_one(base.feature_adapter(found) if self._adapted else found)
+
+    def plain_features(self, x: Tensor) -> Tensor:
+        """Features of images as the image tower makes them, of any length, shape (N b, D)."""
+        if not self.reads_images:
+            return x
         base: Any = self.model
         found: Tensor = base.get_image_features(pixel_values=self.pixels(x)).pooler_output
-        return of_length_one(base.feature_adapter(found) if self._adapted else found)
+        return found
 
     def patch_features(self, x: Tensor) -> Tensor:
         """Features of the P patches of images, of length one, shape (N b, P, D).
@@ -81,6 +94,7 @@ class ClipNetwork(AdaptedNetwork):
 
     Attributes:
         groups: see the base class; also ``context``.
+        reads_images: whether inputs are images; else they are features that were made of images before.
     """
 
     def __init__(
@@ -88,6 +102,7 @@ class ClipNetwork(AdaptedNetwork):
     ) -> None:
         super().__init__(model, source, given, tokens)
         base: Any = model.model
+        self.reads_images = model.reads_images
         self._head, self._positions = model.text_head, int(base.config.text_config.max_position_embeddings)
         self.groups = {**self.groups, "context": tuple(name for name in self.parameter_names if name == CONTEXT)}
         if self.groups["context"]:
@@ -141,6 +156,14 @@ class ClipNetwork(AdaptedNetwork):
         found: Tensor = self._call(_texts, tree, row, training)
         return found
 
+    def plain_features(self, tree: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Features of images as the image tower makes them, of any length, shape (b, D).
+
+        They are inputs of a network that reads features. Arguments are as for :meth:`logits`.
+        """
+        found: Tensor = self._call(_plain, tree, x, False)
+        return found
+
     def patch_features(self, tree: Mapping[str, Tensor], x: Tensor, *, training: bool = False) -> Tensor:
         """Features of the P patches of images, of length one, shape (b, P, D); arguments as for :meth:`logits`."""
         found: Tensor = self._call(_patches, tree, x, training)
@@ -173,6 +196,11 @@ def _texts(model: Any, x: Tensor) -> Tensor:
     """Features of the texts of each client, shape (N C, D); x has a row for each."""
     found: Tensor = model.text_head.features(model.model)
     return found.expand(len(x), -1, -1).flatten(0, 1)
+
+
+def _plain(model: Any, x: Tensor) -> Tensor:
+    found: Tensor = model.plain_features(x)
+    return found
 
 
 def _patches(model: Any, x: Tensor) -> Tensor:

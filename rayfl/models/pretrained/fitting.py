@@ -20,7 +20,7 @@ def check_inputs(model: Architecture, folder: BaseFolder, spec: InputSpec, train
         virtual: how many virtual tokens are read with each sample.
 
     Returns:
-        The channels of the images that the base reads; 0 for tokens.
+        The channels of the images that the base reads; 0 for tokens, and for features of images.
 
     Raises:
         ModelError: naming what to change.
@@ -37,20 +37,30 @@ def check_inputs(model: Architecture, folder: BaseFolder, spec: InputSpec, train
         return 0
     if spec.target == "tokens":
         raise model.misfit(spec, "images")
+    if family.tower and trained_head:
+        raise ModelError(
+            f"model.head.train: {folder.model_type} has no last layers, since its outputs are made of the classes' "
+            "texts (model.prompt): set model.head.train=false"
+        )
+    if family.tower and is_of_features(spec):
+        width = int(config.get("projection_dim", 512))
+        if spec.shape != (width,):
+            raise model.misfit(spec, f"images, or vectors of the {width} features that the base makes of them")
+        return 0
     channels, rows, columns = model.image(spec)
     seen = folder.vision_config
     side, wanted = seen.get("image_size", 224), int(seen.get("num_channels", 3))
     height, width = side if isinstance(side, list) else (side, side)
     if (rows, columns) != (height, width):
         raise model.misfit(spec, f"images of {height} x {width} pixels: set transform.resize={height}")
-    if family.tower and trained_head:
-        raise ModelError(
-            f"model.head.train: {folder.model_type} has no last layers, since its outputs are made of the classes' "
-            "texts (model.prompt): set model.head.train=false"
-        )
     if channels not in (1, wanted):
         raise model.misfit(spec, f"images of {wanted} channels")
     return wanted
+
+
+def is_of_features(spec: InputSpec) -> bool:
+    """Returns whether inputs are vectors: for CLIP, features that were made of images before."""
+    return spec.kind == "image" and len(spec.shape) == 1
 
 
 def _check_tokens(model: Architecture, folder: BaseFolder, spec: InputSpec, trained_head: bool, virtual: int) -> None:

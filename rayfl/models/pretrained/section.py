@@ -25,7 +25,7 @@ from rayfl.models.pretrained.class_texts import class_texts
 from rayfl.models.pretrained.clip import ClipModel, ClipNetwork
 from rayfl.models.pretrained.families import OUTPUT_LAYER, Family, family_of
 from rayfl.models.pretrained.feature_adapter import FeatureAdapter
-from rayfl.models.pretrained.fitting import check_inputs
+from rayfl.models.pretrained.fitting import check_inputs, is_of_features
 from rayfl.models.pretrained.folder import BaseFolder
 from rayfl.models.pretrained.initial_values import own_shapes
 from rayfl.models.pretrained.language import AdaptedLanguageModel, LanguageNetwork
@@ -112,6 +112,11 @@ class PretrainedModel(Architecture):
         folder, family = self._folder, self._family
         if self.prompt is not None and not family.tower:
             raise ModelError(f"model.prompt: {folder.model_type} does not tell classes by texts: leave it out")
+        if family.tower and is_of_features(spec) and not isinstance(self.adapter, FeatureAdapterConfig | NoAdapter):
+            raise ModelError(
+                f"model.adapter={self.adapter.name} is in the image tower, and the data are features that were made of "
+                "images before: set model.adapter to none or features, or train on the images"
+            )
         channels = check_inputs(self, folder, spec, self.head.train, self._virtual)
         module = self._source(spec).skeleton().requires_grad_(False)
         place = module.get_submodule(family.tower)
@@ -188,6 +193,8 @@ class PretrainedModel(Architecture):
         """Rows that one sample makes in the base's products."""
         if self._family.kind == "tokens":
             return spec.shape[0] + self._virtual
+        if is_of_features(spec):
+            return 1
         patch = self._folder.vision_config.get("patch_size", self._family.patch)
         height, width = patch if isinstance(patch, list) else (patch, patch)
         return spec.shape[1] // int(height) * (spec.shape[2] // int(width)) + 1 + self._virtual
