@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import threading
@@ -19,6 +18,7 @@ from actors.hosting.memory import check_spill_dir
 from actors.hosting.running_clients import Report
 from actors.hosting.state import Change
 from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange
+from actors.processes.garbage import settle
 from actors.processes.gpus import Gpu
 from actors.processes.shared_memory import Parcel
 from actors.processes.transport import ActorEnd, Reply
@@ -76,9 +76,7 @@ class ClientActor:
         self._gpu = own_gpu() if device == "cuda" else None
         on = self._gpu.device if self._gpu else device
         self._host = build_host(self._config, host, on, neighbours, content=content)
-        # These objects live as long as the process: a full garbage collection need not visit them.
-        gc.collect()
-        gc.freeze()
+        settle()  # these objects live as long as the process
         self._end = ActorEnd(self._config.cluster.shared_memory // neighbours)
 
     def __repr__(self) -> str:

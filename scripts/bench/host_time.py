@@ -33,6 +33,7 @@ from actors.federation.federation import Federation
 from actors.federation.hosts import Hosts
 from actors.hosting.host import ClientHost
 from actors.hosting.state import ClientStates
+from actors.processes.garbage import settle
 from actors.processes.pool import InlinePool
 from algorithms.registry import METHODS
 from rayfl.data.federated import FederatedDataset
@@ -82,8 +83,7 @@ class Rounds:
         host = ClientHost(method, engine, dataset, context, ClientStates(None, 0, None), batch_size=256)
         self._federation = Federation(Hosts(InlinePool([host])), task, context, dataset.sizes())
         self._method, self._server, self._clients, self._round = method, method.init(task, context), clients, 0
-        gc.collect()
-        gc.freeze()  # as an actor does, once it has its host
+        settle()  # as an actor does, once it has its host
 
     def play(self) -> float:
         """Plays a round, and returns its processor time in seconds."""

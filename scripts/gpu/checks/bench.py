@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import DeviceType
 
+from actors.processes.garbage import settle
 from algorithms.base import Algorithm
 from rayfl.data.images.augment import Augmentation
 from rayfl.engine.engine import Engine, EngineConfig
@@ -81,8 +82,7 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
     """
     work()
     wait()
-    gc.collect()
-    gc.freeze()
+    settle()
     taken = []
     for _ in range(repeats):
         begun = time.perf_counter()
