@@ -51,6 +51,7 @@ from algorithms.fedfusion import FedFusion
 from algorithms.fedgc import FedGC
 from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
+from algorithms.fedgkd import FedGKD
 from algorithms.fediir import FedIIR
 from algorithms.fedkd import FedKD
 from algorithms.fedlc import FedLC
@@ -269,6 +270,7 @@ METHODS: dict[str, type[Algorithm]] = {
         SubFedAvg,
         LotteryFL,
         FPL,
+        FedGKD,
         FlexLoRA,
         FedExLoRA,
         RoLoRA,

@@ -53,6 +53,7 @@ PRINTED = {
     "fedgc": "FedGC",
     "fedgen": "FedGen",
     "fedgh": "FedGH",
+    "fedgkd": "FedGKD",
     "fediir": "FedIIR",
     "fedkd": "FedKD",
     "fedlc": "FedLC",

@@ -34,9 +34,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
     "a submodel of the shared model, as wide as its device allows": ("heterofl", "fedrolex", "fjord"),
     "the one model of all": (
-        *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedmmd", "fedfusion", "fedgen"),
-        *("fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "fedbuff"),
-        *("flora", "fedex_lora", "rolora", "lora_fair"),
+        *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedgkd", "fedmmd", "fedfusion"),
+        *("fedgen", "fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp"),
+        *("fedbuff", "flora", "fedex_lora", "rolora", "lora_fair"),
         *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
         *("fltrust", "fedaws", "fedu", "fedema", "mime", "mimelite", "scaffnew", "fedvarp"),
         *("qfedavg", "drfa", "term", "fedmgda", "fedsr", "fediir", "fpl", "fedfed"),

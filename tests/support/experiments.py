@@ -46,6 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "drfa": {"name": "drfa", "weight_lr": 0.05},
     "term": {"name": "term", "tilt": 2.0, "estimate_share": 0.5, "sample_tilt": 0.5},
     "fedntd": {"name": "fedntd"},
+    "fedgkd": {"name": "fedgkd", "models": 2, "finetune_epochs": 1},
     "ccvr": {"name": "ccvr", "virtual_features": 20, "calibrate_every": 2},
     "fedgh": {"name": "fedgh"},
     "fedtgp": {"name": "fedtgp", "server_epochs": 5},

@@ -22,6 +22,7 @@ from algorithms.fedexp import FedExP
 from algorithms.fedfed import FedFed
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
+from algorithms.fedgkd import FedGKD
 from algorithms.fediir import FedIIR
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
@@ -107,6 +108,8 @@ GLOBAL_MODELS = {
     # in synchronous rounds, of which no update is late, it averages
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
+    # the teacher goes down beside the model as soon as the server has had two
+    "fedgkd": Case(FedGKD(models=2, distillation_weight=1.0, finetune_epochs=1), steady=False),
     "fedlc": Case(FedLC(finetune_epochs=1)),
     "fedrs": Case(FedRS(finetune_epochs=1)),
     "fedrs-counts": Case(FedRS(alpha=0.1, scaling="counts")),
