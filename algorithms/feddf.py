@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from algorithms.base import Clients, setting
+from algorithms.base import Clients
 from algorithms.fedavg import FineTuned
 from algorithms.parts.architectures import architecture, task_of
-from algorithms.parts.transfer import distillation
+from algorithms.parts.ensemble import EnsembleDistillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.server import Server
-from rayfl.engine.updates.settings import TrainConfig
-from rayfl.errors import ConfigError
-from rayfl.examples import Examples
-from rayfl.optimization.optimizers import OptimizerName
-from rayfl.optimization.schedules import Cosine
 from rayfl.params import Tree
-from rayfl.tasks.base import Batch, Predictor, Task, Trait
+from rayfl.tasks.base import Predictor, Task
 
 
-class FedDF(FineTuned):
+class FedDF(EnsembleDistillation, FineTuned):
     """FedDF (ensemble distillation): after averaging, the server teaches the mean what all clients' models say.
 
     The server averages the models x_k of the cohort into w, as federated averaging does, and goes N steps down
@@ -49,56 +42,8 @@ class FedDF(FineTuned):
     name: Literal["feddf"] = "feddf"
     citation: ClassVar[str] = "Lin et al., NeurIPS 2020"
     no_privacy: ClassVar[str] = "its server takes a mean for each architecture, and has clients teach it afterwards"
-    needs: ClassVar[Mapping[Trait, str]] = {"distribution": "the server distills probabilities of classes"}
     server_keeps: ClassVar[str] = "w, U"
     mixes_architectures: ClassVar[bool] = True
-    no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("statistics", "all"), "the server runs the model on public samples, and needs all of its layers for that"
-    )
-
-    aggregation: Literal["samples", "uniform"] = setting(
-        "samples", "q_k", "weights of the mean: samples n_k / sum over the cohort, or uniform 1/|S|"
-    )
-    distill_steps: int = setting(10_000, "N", "steps of the server in a round; 0: federated averaging", ge=0)
-    distill_target: Literal["avg_logits", "avg_probs", "avg_losses"] = setting(
-        "avg_logits",
-        "",
-        "what the student learns: the softmax of the mean logits, the mean of the probabilities, or by the mean of the "
-        "divergences from each teacher",
-        unless={"distill_steps": (0,)},
-    )
-    temperature: float = setting(
-        1.0, "tau", "divides the logits of teachers and student", gt=0, unless={"distill_steps": (0,)}
-    )
-    server_optimizer: OptimizerName = setting(
-        "adam",
-        "",
-        "optimizer of the server; without weight decay, so that adamw is adam",
-        unless={"distill_steps": (0,)},
-    )
-    server_lr: float = setting(
-        1e-3, "eta_s", "learning rate of the server's first step", ge=0, unless={"distill_steps": (0,)}
-    )
-    server_schedule: Literal["cosine", "constant"] = setting(
-        "cosine",
-        "",
-        "course of the server's learning rate over the steps of a round: down to 0, or constant",
-        unless={"distill_steps": (0,)},
-    )
-    server_batch_size: int = setting(
-        128, "", "public samples in a mini-batch of the server", ge=1, unless={"distill_steps": (0,)}
-    )
-    server_max_grad_norm: float | None = setting(
-        5.0, "", "largest norm of a gradient of the server; null: no limit", gt=0, unless={"distill_steps": (0,)}
-    )
-
-    def check_data(self, task: Task, sizes: Any, public: int) -> None:
-        super().check_data(task, sizes, public)
-        if self.distill_steps and not public:
-            raise ConfigError(
-                "holdout.public is 0, but in feddf the server learns from public samples: set holdout.public=1000, or "
-                "algorithm.distill_steps=0"
-            )
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         seed = context.streams.integer("init.global")
@@ -112,10 +57,7 @@ class FedDF(FineTuned):
         means = clients.means(self.local_update, cohort, common, own if count > 1 else None)
         models = {**models, **means}
         if self.distill_steps:
-            # A deployment's server has the models: that their outputs come from the actors is no communication.
-            said = clients.mean(self.teach, cohort, {}, counted=False)
-            taught = {number: {"model": model, "number": int(number), **said} for number, model in models.items()}
-            models = {number: clients.on_server(self.distil, given)["model"] for number, given in taught.items()}
+            models = self.taught(models, cohort, clients)
         return {"models": models}
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
@@ -127,69 +69,6 @@ class FedDF(FineTuned):
         client.publish(local=Predictor.of(trained, task=task))
         number = architecture(client.id, len(client.task.candidates), client.context)
         return replace(self.weighted(client, trained), group=str(number))
-
-    async def teach(self, client: Client) -> Weighted:
-        """Returns what the trained model says of the public samples, of shape (|U|, ...); drops the model."""
-        model = client.state.pop("teacher")
-
-        def outputs(x: Tensor, task: Any) -> Tensor:
-            return self.lesson(task.network.logits(model, x, training=False))
-
-        return Weighted({"targets": await client.outputs(outputs, client.public(), task=task_of(client))})
-
-    async def distil(self, server: Server, model: Tree, number: int, targets: Tensor) -> Tree:
-        """The server's steps on the public samples."""
-        trained = await server.train(
-            model,
-            self.ensemble_loss,
-            examples=Examples(server.public(), targets),
-            steps=self.distill_steps,
-            settings=TrainConfig(
-                optimizer=self.server_optimizer,
-                lr=self.server_lr,
-                batch_size=self.server_batch_size,
-                max_grad_norm=self.server_max_grad_norm,
-            ),
-            schedule=Cosine() if self.server_schedule == "cosine" else None,
-            task=server.task.candidates[number],
-            stream=".distill",
-        )
-        return {"model": trained}
-
-    def lesson(self, logits: Tensor) -> Tensor:
-        """Returns what of a teacher's logits (b, C) is averaged over teachers.
-
-        Returns:
-            The logits; or the probabilities; or, with ``avg_losses``, the probabilities and in one more column the sum
-            of p log p.
-        """
-        if self.distill_target == "avg_logits":
-            return logits
-        logs = (logits / self.temperature).log_softmax(-1)
-        if self.distill_target == "avg_probs":
-            return logs.exp()
-        return torch.cat([logs.exp(), (logs.exp() * logs).sum(-1, keepdim=True)], -1)
-
-    def ensemble_loss(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """The student's mean divergence from its teachers."""
-        return self.divergence(task.logits(model, batch), batch)
-
-    def divergence(self, student: Tensor, batch: Batch) -> Tensor:
-        """The mean over a mini-batch of KL(teachers || student); a scalar.
-
-        Args:
-            student: logits (b, C).
-            batch: its ``y`` are means of :meth:`lesson` over the teachers.
-        """
-        if self.distill_target == "avg_logits":
-            return distillation(student, batch.y, batch, self.temperature) / self.temperature**2
-        logs, classes = (student / self.temperature).log_softmax(-1), student.shape[-1]
-        probabilities = batch.y[:, :classes]
-        if self.distill_target == "avg_probs":
-            known = torch.special.xlogy(probabilities, probabilities).sum(-1)
-        else:
-            known = batch.y[:, classes]
-        return batch.mean(known - (probabilities * logs).sum(-1))
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
         """None for clients of several architectures, whose changes have no common variance."""
