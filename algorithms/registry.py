@@ -122,6 +122,7 @@ from algorithms.moon import MOON
 from algorithms.pacfl import PACFL
 from algorithms.pefll import PeFLL
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.perada import PerAda
 from algorithms.pfedbayes import PFedBayes
 from algorithms.pfedfda import PFedFDA
 from algorithms.pfedgraph import PFedGraph
@@ -235,6 +236,7 @@ METHODS: dict[str, type[Algorithm]] = {
         HierFAVG,
         FedEM,
         Ditto,
+        PerAda,
         FedMTL,
         FedDyn,
         FedDC,

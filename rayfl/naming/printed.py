@@ -125,6 +125,7 @@ PRINTED = {
     "pacfl": "PACFL",
     "pefll": "PeFLL",
     "per_fedavg": "Per-FedAvg",
+    "perada": "PerAda",
     "pfedbayes": "pFedBayes",
     "pfedfda": "pFedFDA",
     "pfedgraph": "pFedGraph",

@@ -31,6 +31,7 @@ NEEDS = {
     "l2gd": [*_PLAIN_SGD, *_EVERYBODY],
     "fedme": [*_EVERYBODY, "holdout.public=1000"],
     "feddf": ["holdout.public=1000"],
+    "perada": ["holdout.public=1000"],
     "fedmd": ["holdout.public=1000"],
     "fedbuff": ["system=sampled", "system.mode=buffered"],
 }

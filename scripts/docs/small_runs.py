@@ -38,6 +38,7 @@ NEEDS = {
     "lotteryfl": "algorithm.prune_share=0.5",
     "mime": "train.momentum=0",
     "mimelite": "train.momentum=0",
+    "perada": "holdout.public=200 algorithm.distill_steps=100",
     "pfedbayes": "train.momentum=0 algorithm.kl_weight=0.01",
     "pfedme": "train.momentum=0",
     "pfedpara": "model.factorize=pfedpara",

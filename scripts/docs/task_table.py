@@ -110,6 +110,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "l2gd": {"penalty_weight": 5.0},
     "hypcluster": {"clusters": 2},
     "feddf": {"distill_steps": 2},
+    "perada": {"distill_steps": 2},
     "fedfed": {"distillation_rounds": 1, "code_dim": 2, "hidden": 4},
     "fedgen": {"generator_steps": 2, "generator_hidden": 4, "noise_dim": 3},
 }

@@ -37,7 +37,7 @@ LATER = {
     ("fedrap", "own_start"): "for clients that take part for the first time",
     ("fedlesam", "first_previous"): "for clients that take part for the first time",
     ("fltrust", "server_lr"): "nobody is trusted in the small run's last round",
-    ("fedrod", "unseen"): "for clients never sampled, of which there are none",
+    **{(key, "unseen"): "for clients never sampled, of which there are none" for key in ("fedrod", "perada")},
     ("floco_plus", "unseen"): "for clients never sampled, of which there are none",
     **{
         ("gcfl", key): "its series begin again with the small run's split, and are too short for another"

@@ -113,6 +113,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fesem": {"name": "fesem", "centers": 3},
     "hierfavg": {"name": "hierfavg", "edges": 3, "cloud_weights": "cohort", "finetune_epochs": 1},
     "ditto": {"name": "ditto", "unseen": "global"},
+    "perada": {"name": "perada", "distill_steps": 10, "distill_rounds": 3},
     "feddyn": {"name": "feddyn", "alpha": 0.1},
     "fedsmoo": {"name": "fedsmoo", "alpha": 0.1},
     "fedadmm": {"name": "fedadmm", "rho": 0.1},
@@ -232,6 +233,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "holdout": {"public": 50},
     },
     "fltrust": {"holdout": {"public": 50}},
+    "perada": {"holdout": {"public": 50}},
     "fedmd": {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
         "holdout": {"public": 50},

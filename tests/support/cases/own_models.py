@@ -23,6 +23,7 @@ from algorithms.knn_per import KnnPer
 from algorithms.l2gd import L2GD
 from algorithms.mapper import Mapper
 from algorithms.per_fedavg import PerFedAvg
+from algorithms.perada import PerAda
 from algorithms.pfedbayes import PFedBayes
 from algorithms.pfedme import PFedMe
 from algorithms.superfed import SuPerFed
@@ -39,6 +40,12 @@ OWN_MODELS = {
         numbers=(1, 0),
     ),
     "ditto": Case(Ditto(proximal_weight=0.5, personal_epochs=1), private=frozenset({"personal"})),
+    "perada": Case(
+        PerAda(distill_steps=5, server_optimizer="sgd", server_lr=0.05, proximal_weight=0.5),
+        averages=False,
+        public=True,
+        private=frozenset({"personal"}),
+    ),
     "dfedavgm": Case(DFedAvgM(), private=frozenset({"model"}), averages=False, relabels=False, steady=False),
     "dfedavgm-started": Case(
         DFedAvgM(topology="ring", mixes="started"),
