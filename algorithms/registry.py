@@ -52,6 +52,7 @@ from algorithms.fedgc import FedGC
 from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
 from algorithms.fedgkd import FedGKD
+from algorithms.fedheal import FedHEAL
 from algorithms.fediir import FedIIR
 from algorithms.fedkd import FedKD
 from algorithms.fedlc import FedLC
@@ -269,6 +270,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FLoRA,
         FLTrust,
         FedMGDA,
+        FedHEAL,
         SubFedAvg,
         LotteryFL,
         FPL,

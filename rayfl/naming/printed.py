@@ -54,6 +54,7 @@ PRINTED = {
     "fedgen": "FedGen",
     "fedgh": "FedGH",
     "fedgkd": "FedGKD",
+    "fedheal": "FedHEAL",
     "fediir": "FedIIR",
     "fedkd": "FedKD",
     "fedlc": "FedLC",

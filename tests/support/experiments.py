@@ -56,6 +56,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddistill": {"name": "feddistill"},
     "feddf": {"name": "feddf", "distill_steps": 20},
     "fltrust": {"name": "fltrust", "finetune_epochs": 1},
+    "fedheal": {"name": "fedheal", "threshold": 0.6, "finetune_epochs": 1},
     "fedmgda": {"name": "fedmgda", "tolerance": 0.3, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},
     "fedgen": {"name": "fedgen", "generator_steps": 10, "generator_hidden": 16},

@@ -23,6 +23,7 @@ from algorithms.fedfed import FedFed
 from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
 from algorithms.fedgkd import FedGKD
+from algorithms.fedheal import FedHEAL
 from algorithms.fediir import FedIIR
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
@@ -184,6 +185,15 @@ GLOBAL_MODELS = {
         down=lambda network: network.num_parameters + head(network),
         up=lambda network: network.num_parameters + head(network),
         averages=False,
+    ),
+    # what turns back stays with the client
+    "fedheal": Case(
+        FedHEAL(threshold=0.6, finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "distance"},
+        averages=False,
+        relabels=False,
+        steady=False,
+        private=frozenset({"history"}),
     ),
     "fpl": Case(
         # cluster prototypes go down, as many as there are
