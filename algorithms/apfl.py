@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from algorithms.base import Averaging, check_sgd, setting
+from algorithms.parts.mixed_outputs import mixed_logits, mixing
 from algorithms.parts.mixture import mixed_weights, parameters
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -107,7 +106,7 @@ class APFL(Averaging):
         alpha = model["alpha"] if self.adaptive else self.alpha
         if self.mix == "logits":
             logits = task.logits(federated, batch)
-            mixed = _mixed_logits(logits.detach(), task.logits(local, batch), alpha)
+            mixed = mixed_logits(logits.detach(), task.logits(local, batch), alpha)
             return task.loss_of(logits, batch) + task.loss_of(mixed, batch)
         value: Tensor = task.loss(federated, batch)
         received = {name: leaf.detach() for name, leaf in federated.items()}
@@ -135,17 +134,5 @@ class APFL(Averaging):
 
     def _mixture(self, federated: Model, local: Model, alpha: float | Tensor, task: Task) -> Predictor:
         if self.mix == "logits":
-            return Predictor.of(federated, local, combine=partial(_predictions, alpha))
+            return mixing(federated, local, alpha)
         return Predictor.of(mixed_weights(federated, local, alpha, task, buffers=local))
-
-
-def _mixed_logits(federated: Tensor, local: Tensor, alpha: float | Tensor) -> Tensor:
-    """(1 - alpha) federated + alpha local."""
-    return torch.lerp(federated, local, alpha)
-
-
-def _predictions(alpha: float | Tensor, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """Returns what the mixture of the outputs of two models predicts, as the task scores it."""
-    federated, local = (task.network.logits(model, x, training=False) for model in models)
-    found: Tensor = task.predicted(_mixed_logits(federated, local, alpha))
-    return found
