@@ -22,6 +22,7 @@ from algorithms.fedala import FedALA
 from algorithms.fedalt import FedALT
 from algorithms.fedamp import FedAMP
 from algorithms.fedap import FedAP
+from algorithms.fedapen import FedAPEN
 from algorithms.fedas import FedAS
 from algorithms.fedavg import FedAvg
 from algorithms.fedaws import FedAwS
@@ -247,6 +248,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedMe,
         FedPHP,
         FML,
+        FedAPEN,
         FedMRL,
         FedMMD,
         FedFusion,

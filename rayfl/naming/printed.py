@@ -23,6 +23,7 @@ PRINTED = {
     "fedalt": "FedALT",
     "fedamp": "FedAMP",
     "fedap": "FedAP",
+    "fedapen": "FedAPEN",
     "fedas": "FedAS",
     "fedavg": "FedAvg",
     "fedavgm": "FedAvgM",

@@ -130,6 +130,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsr": {"name": "fedsr"},
     "fedme": {"name": "fedme", "cluster_rounds": [1], "initial_epochs": 1, "finetune_epochs": 1},
     "fedphp": {"name": "fedphp", "transfer": "mmd", "transfer_weight": 0.1},
+    "fedapen": {"name": "fedapen", "weight_lr": 0.1, "weight_epochs": 2},
     "fml": {"name": "fml", "persist_private_optimizer": True},
     "fedmmd": {"name": "fedmmd", "finetune_epochs": 1},
     "fedmrl": {"name": "fedmrl"},

@@ -9,6 +9,7 @@ from algorithms.dispfl import DisPFL
 from algorithms.ditto import Ditto
 from algorithms.fedah import FedAH
 from algorithms.fedala import FedALA
+from algorithms.fedapen import FedAPEN
 from algorithms.fedem import FedEM
 from algorithms.fedkd import FedKD
 from algorithms.fedme import FedMe
@@ -94,6 +95,9 @@ OWN_MODELS = {
         averages=False,
     ),
     "fedphp": Case(FedPHP(transfer_weight=0.1), private=frozenset({"hpm", "selections"})),
+    "fedapen": Case(
+        FedAPEN(weight_lr=0.1, weight_epochs=2, tuning_data="train"), private=frozenset({"private", "share"})
+    ),
     "fml": Case(FML(), private=frozenset({"private"})),
     "fml-persistent": Case(FML(persist_private_optimizer=True), private=frozenset({"private", "optimizer"})),
     "flda": Case(FLDA(), private=frozenset({"private", "gate"})),
