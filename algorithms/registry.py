@@ -24,6 +24,7 @@ from algorithms.fedamp import FedAMP
 from algorithms.fedap import FedAP
 from algorithms.fedapen import FedAPEN
 from algorithms.fedas import FedAS
+from algorithms.fedasync import FedAsync
 from algorithms.fedavg import FedAvg
 from algorithms.fedaws import FedAwS
 from algorithms.fedbabu import FedBABU
@@ -161,6 +162,7 @@ METHODS: dict[str, type[Algorithm]] = {
         TERM,
         DRFA,
         FedBuff,
+        FedAsync,
         FedNTD,
         FedLC,
         FedRS,

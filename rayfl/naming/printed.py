@@ -25,6 +25,7 @@ PRINTED = {
     "fedap": "FedAP",
     "fedapen": "FedAPEN",
     "fedas": "FedAS",
+    "fedasync": "FedAsync",
     "fedavg": "FedAvg",
     "fedavgm": "FedAvgM",
     "fedaws": "FedAwS",

@@ -33,6 +33,7 @@ NEEDS = {
     "feddf": ["holdout.public=1000"],
     "perada": ["holdout.public=1000"],
     "fedmd": ["holdout.public=1000"],
+    "fedasync": ["system=sampled", "system.mode=buffered"],
     "fedbuff": ["system=sampled", "system.mode=buffered"],
 }
 """Settings without which a method does not run: it has no momentum, all clients take part in every round, or none waits

@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the one model of all": (
         *("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "moon", "fedntd", "fedgkd", "fedmmd", "fedfusion"),
         *("fedgen", "fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp"),
-        *("fedbuff", "flora", "fedex_lora", "rolora", "lora_fair"),
+        *("fedbuff", "fedasync", "flora", "fedex_lora", "rolora", "lora_fair"),
         *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
         *("fltrust", "fedaws", "fedu", "fedema", "mime", "mimelite", "scaffnew", "fedvarp"),
         *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fedsr", "fediir", "fpl", "fedfed"),

@@ -19,6 +19,7 @@ NEEDS = {
     "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
     "fedap": "model=resnet9 train.local_epochs=1",
+    "fedasync": "system=sampled system.mode=buffered train.clients_per_round=1 system.concurrency=8",
     "fedbn": "model=resnet9 train.local_epochs=1",
     "fedbuff": "system=sampled system.mode=buffered",
     "fedcm": "train.momentum=0",

@@ -8,6 +8,7 @@ from algorithms.cfl import CFL
 from algorithms.drfa import DRFA
 from algorithms.elastic import Elastic
 from algorithms.fedadmm import FedADMM
+from algorithms.fedasync import FedAsync
 from algorithms.fedavg import FedAvg
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
@@ -107,6 +108,7 @@ GLOBAL_MODELS = {
         numbers=(2, 1),
     ),
     # in synchronous rounds, of which no update is late, it averages
+    "fedasync": Case(FedAsync(proximal_weight=0.5, finetune_epochs=1), averages=False),
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
     # the teacher goes down beside the model as soon as the server has had two
