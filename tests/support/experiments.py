@@ -108,7 +108,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "pfedfda": {"name": "pfedfda"},
     "flute": {"name": "flute", "head_epochs": 1},
     "fedap": {"name": "fedap", "warmup": 0.25},
-    "fedasync": {"name": "fedasync", "staleness": "hinge", "hinge": 0, "finetune_epochs": 1},
     "pfedsim": {"name": "pfedsim", "warmup": 0.25},
     "hypcluster": {"name": "hypcluster", "clusters": 3},
     "pacfl": {"name": "pacfl", "vectors": 2, "finetune_epochs": 1},
