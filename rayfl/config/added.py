@@ -57,6 +57,7 @@ ADDED: Mapping[str, Any] = {
     "evaluation.unseen_clients": 0.0,
     "evaluation.unseen_epochs": None,
     "model.adapter.use_dora": False,
+    "long_tail": {"imbalance_factor": 1.0, "order": "classes", "balanced_test": 0, "official_test": "as_is"},
     "model.factorize": None,
     "model.padding": 2,
     "model.projection": None,

@@ -72,6 +72,11 @@ class EvaluationConfig(BaseModel):
             raise ValueError("nothing is judged by training samples: add test or validation")
         return splits
 
+    @property
+    def scores_official(self) -> bool:
+        """Returns whether any model is scored on the official test part."""
+        return self.official_test or self.official_personalized
+
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> EvaluationConfig:
         if self.unseen_epochs is not None and not self.unseen_clients:

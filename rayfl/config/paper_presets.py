@@ -32,6 +32,7 @@ _ORDER = (
     "transform",
     "augment",
     "partition",
+    "long_tail",
     "holdout",
     "noise",
     "model",

@@ -20,6 +20,7 @@ from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.transform import TransformConfig
 from rayfl.data.partitions.base import NaturalPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
 from rayfl.data.sources.registry import DatasetConfig
@@ -58,6 +59,9 @@ class ExperimentConfig(Section):
     )
     partition: Partition = Field(
         default_factory=NaturalPartition, description="how samples are divided among clients; natural: by the source"
+    )
+    long_tail: LongTail = Field(
+        default=LongTail(), description="fewer samples from class to class, before they are divided among clients"
     )
     holdout: HoldoutConfig = Field(default_factory=HoldoutConfig, description="each client's validation and test share")
     noise: LabelNoise = Field(default=LabelNoise(), description="wrong labels in what clients train on")
@@ -128,6 +132,16 @@ class ExperimentConfig(Section):
     def _actors_where_needed(self) -> ExperimentConfig:
         if self.clients.deadline_s is not None and self.cluster.backend == "inline":
             raise ValueError("clients.deadline_s needs cluster.backend=ray: in one process nobody could stop a client")
+        return self
+
+    @model_validator(mode="after")
+    def _test_part_that_is_scored(self) -> ExperimentConfig:
+        if self.long_tail.changes_test and not self.evaluation.scores_official:
+            option = "balanced_test" if self.long_tail.balanced_test else "official_test"
+            raise ValueError(
+                f"long_tail.{option} is about a test part that nobody is scored on: set evaluation.official_test=true "
+                "or evaluation.official_personalized=true, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.partitions.base import NaturalPartition
 from rayfl.data.partitions.grouped import DomainsPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.owners import places_by_owner
 from rayfl.data.partitions.registry import Partition
@@ -50,6 +51,8 @@ class DataSections(Protocol):
     def partition(self) -> Partition: ...
     @property
     def holdout(self) -> HoldoutConfig: ...
+    @property
+    def long_tail(self) -> LongTail: ...
     @property
     def noise(self) -> LabelNoise: ...
     @property
@@ -94,6 +97,7 @@ def _on_untrained(names: Sequence[str]) -> str:
 def _divided(config: DataSections, opened: Samples | NaturalPath, streams: RandomStreams) -> FederatedDataset:
     if isinstance(opened, NaturalPath):
         natural = _natural(config)
+        _check_own_clients(config)
         _check_noise(config, open_natural(opened.path).header.spec)
         if config.holdout.test is not None and open_natural(opened.path).header.own_test:
             raise ConfigError(
@@ -130,18 +134,28 @@ def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> P
 
     preprocess = config.transform.build(spec, moments)
     if isinstance(config.partition, FilePartition):
+        if config.long_tail.active:
+            raise ConfigError(
+                "long_tail: partition.path says which samples clients have, and those of a run with a long tail have "
+                "one already; leave out the section long_tail"
+            )
         if config.holdout != HoldoutConfig():
             raise ConfigError("holdout: partition.path brings its own splits; leave out the section holdout")
         splits, public = config.partition.splits(len(y))
         return PooledDataset(x, y, spec, splits, config.holdout, streams, config.noise, public, preprocess)
     names = None
     if samples.clients is None:
-        divided_by = _divided_by(config, samples)
-        parts = config.partition.assign(divided_by, streams)
+        divided_by, kept = _divided_by(config, samples), np.arange(len(y))
+        if config.long_tail.active:
+            _check_classes(config, spec)
+            kept = config.long_tail.divided(y, spec.num_classes, streams).kept
+            divided_by = divided_by[kept]
+        parts = [kept[part] for part in config.partition.assign(divided_by, streams)]
         if isinstance(config.partition, DomainsPartition):
             names = config.partition.names([samples.domains[number] for number in np.unique(divided_by)])
     else:
         natural = _natural(config)
+        _check_own_clients(config)
         owners, owner = np.unique(samples.clients, return_inverse=True)
         places = places_by_owner(owner, len(owners))
         kept = natural.chosen(np.array([len(own) for own in places]), streams)
@@ -189,6 +203,22 @@ def _check_noise(config: DataSections, spec: InputSpec) -> None:
         )
 
 
+def _check_classes(config: DataSections, spec: InputSpec) -> None:
+    if spec.target != "class":
+        raise ConfigError(
+            f"long_tail: it leaves out samples by their class, and those of dataset {config.dataset.name!r} have "
+            f"{_one_at_each_pixel(spec) or 'none'}: leave out the section long_tail"
+        )
+
+
+def _check_own_clients(config: DataSections) -> None:
+    if config.long_tail.active:
+        raise ConfigError(
+            f"long_tail: the samples of dataset {config.dataset.name!r} already belong to clients, of which some could "
+            "be left without any; leave out the section long_tail, or choose data that a partition divides"
+        )
+
+
 def _one_at_each_pixel(spec: InputSpec) -> str:
     return {"mask": "one at each pixel", "nodes": "one of each node"}.get(spec.target, "")
 
@@ -206,6 +236,7 @@ def _check_untouched(config: DataSections) -> None:
     """Clients and splits that a source makes by itself, or a user's own object, are used as they are."""
     defaults = (
         ("holdout", HoldoutConfig()),
+        ("long_tail", LongTail()),
         ("noise", LabelNoise()),
         ("transform", TransformConfig()),
         ("partition", NaturalPartition()),

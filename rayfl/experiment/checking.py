@@ -83,7 +83,7 @@ def check_parts(parts: Parts) -> np.ndarray:
         check_official_test(algorithm, parts.initial_server(), parts.task, parts.context)
     if parts.config.evaluation.official_personalized:
         check_official_personalized(algorithm)
-    if parts.config.evaluation.official_test or parts.config.evaluation.official_personalized:
+    if parts.config.evaluation.scores_official:
         # opened now, to find out what is wrong with it
         check_official_size(parts.task, len(parts.official_test))
     if parts.num_unseen:

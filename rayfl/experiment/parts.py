@@ -195,7 +195,8 @@ class Parts:
             ConfigError: when the source has none, or the clients have its samples.
             DataError: when it cannot be read or does not fit the clients' samples.
         """
-        return open_official_test(self.config.dataset.aimed_at(self.config.task.target), self.dataset, self.streams)
+        source = self.config.dataset.aimed_at(self.config.task.target)
+        return open_official_test(source, self.dataset, self.streams, self.config.long_tail)
 
     def initial_server(self) -> Tree:
         """The server's tree before round 0, without what stays with the clients.

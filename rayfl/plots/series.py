@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayfl.config.added import comparable
 from rayfl.config.differences import varied
 from rayfl.config.identity import FREE
 from rayfl.config.labels import labels
@@ -68,7 +69,7 @@ def _described(run: RunFolder) -> str:
     return json.dumps([dataset, run.content.get("task"), seed], sort_keys=True)
 
 
-_DATA = ("dataset", "partition", "holdout")
+_DATA = ("dataset", "partition", "long_tail", "holdout")
 _PLACES = {"root", "manifest"}
 """Fields of a data set that say where it lies."""
 
@@ -164,7 +165,8 @@ def _labels(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def _data(run: RunFolder) -> dict[str, Any]:
-    sections = {key: run.content.get(key) for key in _DATA}
+    content = comparable(run.content)
+    sections = {key: content.get(key) for key in _DATA}
     if isinstance(dataset := sections["dataset"], Mapping):
         sections["dataset"] = {key: value for key, value in dataset.items() if key not in _PLACES}
     return sections

@@ -16,7 +16,7 @@ from rayfl.config.redaction import redacted
 from rayfl.errors import RunError
 from rayfl.runs.loading import Run
 
-_DATA = ("dataset", "partition", "holdout")
+_DATA = ("dataset", "partition", "long_tail", "holdout")
 _PLACES = {"root", "path", "manifest"}
 """Fields of a data set that say where it lies."""
 

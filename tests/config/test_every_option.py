@@ -62,6 +62,8 @@ TOGETHER = {
     "TrainConfig.eps": {"optimizer": "adam"},
     "TrainConfig.straggler_epochs": {"stragglers": 0.5},
     "SyntheticSource.iid": {"alpha": 0, "beta": 0},
+    "LongTail.order": {"imbalance_factor": 5},
+    "LongTail.official_test": {"imbalance_factor": 5},
     "RegressionSection.delta": {"loss": "huber"},
     "ForecastingSection.quantiles": {"loss": "quantile", "quantiles": [0.1, 0.5]},
     "SelfSupervisedSection.temperature": {"objective": "simclr"},

@@ -16,6 +16,7 @@ from rayfl.data.images.transform import TransformConfig
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.base import NaturalPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.rows.parquet import ParquetSource
 from rayfl.randomness import RandomStreams
@@ -69,6 +70,7 @@ def opened(
         task=SimpleNamespace(target=target),
         partition=partition or NaturalPartition(),
         holdout=HoldoutConfig(**holdout),
+        long_tail=LongTail(),
         noise=LabelNoise(),
         transform=transform or TransformConfig(),
     )

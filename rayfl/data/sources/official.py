@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +13,14 @@ from rayfl.data.federated import FederatedDataset
 from rayfl.data.files.natural_file import NaturalFile, open_natural
 from rayfl.data.files.remedies import remedy
 from rayfl.data.images.transform import Preprocessing
+from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.sources.base import NaturalPath, Samples, Source
 from rayfl.errors import ConfigError, DataError
 from rayfl.examples import Examples
 from rayfl.randomness import RandomStreams
 
 _ROWS = 4096
+_WHOLE = LongTail()
 OFFICIAL_PIECE = 2048
 """Samples that one host scores at a time; fixed, so that sums do not depend on the number of hosts."""
 
@@ -46,19 +48,22 @@ class OfficialTest:
         )
 
 
-def open_official_test(source: Source, dataset: FederatedDataset, streams: RandomStreams) -> OfficialTest:
-    """The official test part that belongs to a data set.
+def open_official_test(
+    source: Source, dataset: FederatedDataset, streams: RandomStreams, long_tail: LongTail = _WHOLE
+) -> OfficialTest:
+    """The official test part that belongs to a data set, or what is set aside in its place.
 
     Args:
         source: where the clients' samples come from.
         dataset: the clients.
         streams: the experiment's randomness.
+        long_tail: what is set aside of the source's samples, or left out of its test part.
 
     Raises:
         ConfigError: the source has no official test part, or its test samples are divided among the clients.
         DataError: the test part cannot be read, or does not fit the clients' samples.
     """
-    opened = source.official_test(streams)
+    opened = _set_aside(source, streams, long_tail) if long_tail.balanced_test else source.official_test(streams)
     samples = _of_file(opened) if isinstance(opened, NaturalPath) else opened
     if samples.table is not None or (isinstance(opened, NaturalPath) and opened.table is not None):
         raise ConfigError(
@@ -78,7 +83,20 @@ def open_official_test(source: Source, dataset: FederatedDataset, streams: Rando
             f"{samples.spec.shape} and labels up to {samples.y.max()}, but the clients' have the shape {stored.shape} "
             f"and {stored.num_classes} classes; set dataset.num_classes or leave the option out"
         )
+    if long_tail.official_test == "long_tailed":
+        samples = _only(samples, long_tail.thinned_test(samples.y, stored.num_classes, streams))
     return OfficialTest(samples, dataset.preprocess)
+
+
+def _set_aside(source: Source, streams: RandomStreams, long_tail: LongTail) -> Samples:
+    """The samples that no client has, of a source whose samples are divided."""
+    opened = source.open(streams)
+    assert isinstance(opened, Samples)  # a long tail of others has been refused
+    return _only(opened, long_tail.divided(opened.y, opened.spec.num_classes, streams).test)
+
+
+def _only(samples: Samples, kept: np.ndarray) -> Samples:
+    return replace(samples, x=samples.x[kept], y=samples.y[kept])
 
 
 def _of_file(place: NaturalPath) -> Samples:

@@ -17,6 +17,7 @@ from rayfl.data.images.transform import TransformConfig
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.base import IIDPartition, NaturalPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.huggingface.source import HuggingFaceSource
 from rayfl.data.sources.preparation.inventory import inventory
@@ -92,6 +93,7 @@ def opened(folder: Path, root: Path, target: str = "class", partition: Any = Non
         task=SimpleNamespace(target=target),
         partition=partition or IIDPartition(num_clients=2),
         holdout=HoldoutConfig(test=0.25, validation=0) if partition is None else HoldoutConfig(),
+        long_tail=LongTail(),
         noise=LabelNoise(),
         transform=TransformConfig(),
     )
