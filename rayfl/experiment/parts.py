@@ -18,15 +18,14 @@ from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.variations import Variations
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import FilePartition, assignment, assignment_hash
+from rayfl.data.partitions.stats import class_counts
 from rayfl.data.poisoned import WithWrongLabels
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.checking import check_parts
-from rayfl.experiment.checks import (
-    check_server,
-)
+from rayfl.experiment.checks import check_server
 from rayfl.experiment.copies import copy_of
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, num_bytes
@@ -144,7 +143,8 @@ class Parts:
             raise ConfigError("init.from: clients of several architectures (model.candidates) have no model in common")
         if model is not None:
             networks[0].begin_from(self.streams.integer("init.global"), model, str(self.config.init.source))
-        return self.config.task.task(networks, spec, self.backdoor is not None, self.evaluation_views)
+        counts = class_counts(self._honest, self.num_clients) if self.config.task.counts_classes else None
+        return self.config.task.task(networks, spec, self.backdoor is not None, self.evaluation_views, counts)
 
     @cached_property
     def evaluation_views(self) -> Variations | None:

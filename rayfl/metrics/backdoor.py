@@ -31,10 +31,17 @@ class BackdoorMeasures(ClassificationMeasures):
         further: see the base class.
         classes: see the base class.
         thresholds: see the base class.
+        groups: see the base class.
     """
 
-    def __init__(self, further: Sequence[str] = (), classes: int = 0, thresholds: int = 101) -> None:
-        super().__init__(further, classes, thresholds)
+    def __init__(
+        self,
+        further: Sequence[str] = (),
+        classes: int = 0,
+        thresholds: int = 101,
+        groups: np.ndarray | None = None,
+    ) -> None:
+        super().__init__(further, classes, thresholds, groups)
         self.size += 2
         self.metrics = (*self.metrics, ASR)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.metrics.frequency import BY_FREQUENCY, GROUPS, members
 from rayfl.metrics.measures import DIVERGED, MeasuresBySample, Metric, counted, ratio
 from rayfl.metrics.thresholds import areas_under_roc, at_or_above, levels
 
@@ -162,8 +163,9 @@ _METRICS = (
     Metric("mce", "MCE", "lower"),
 )
 _FURTHER = {
-    "f1_macro": Metric("f1_macro", "macro F1", "higher", 100, 2, "%"),
-    "auroc": Metric("auroc", "AUROC", "higher", 100, 2, "%"),
+    "f1_macro": (Metric("f1_macro", "macro F1", "higher", 100, 2, "%"),),
+    "auroc": (Metric("auroc", "AUROC", "higher", 100, 2, "%"),),
+    BY_FREQUENCY: GROUPS,
 }
 
 
@@ -173,20 +175,30 @@ class ClassificationMeasures(MeasuresBySample):
     ``f1_macro`` is the mean over the classes that occur, among labels or predictions, of the F1 score. ``auroc`` is the
     mean over the classes with both kinds of samples of the area under the curve of one class against the others, from
     counts at thresholds of the probability (:func:`rayfl.metrics.thresholds.levels` around 1/C; as torchmetrics has it
-    with these ``thresholds``, where no probability is 1).
+    with these ``thresholds``, where no probability is 1). ``top1_by_frequency`` is three metrics, the accuracy on
+    frequent, medium and rare classes (:func:`rayfl.metrics.frequency.frequency_groups`).
 
     Args:
-        further: names among ``f1_macro`` and ``auroc``.
+        further: names among ``f1_macro``, ``auroc`` and ``top1_by_frequency``.
         classes: C; needed where there is a further metric.
         thresholds: at how many probabilities ``auroc`` counts.
+        groups: by class 0, 1 or 2, integers of shape (C,), of ``top1_by_frequency``.
     """
 
-    def __init__(self, further: Sequence[str] = (), classes: int = 0, thresholds: int = 101) -> None:
+    def __init__(
+        self,
+        further: Sequence[str] = (),
+        classes: int = 0,
+        thresholds: int = 101,
+        groups: np.ndarray | None = None,
+    ) -> None:
         self.further, self.classes, self.thresholds = tuple(further), classes, thresholds
-        sizes = {"f1_macro": 3 * classes, "auroc": 2 * classes * thresholds}
+        # without groups every class is in none
+        self._members = members(np.full(classes, -1) if groups is None else groups)
+        sizes = {"f1_macro": 3 * classes, "auroc": 2 * classes * thresholds, BY_FREQUENCY: 2 * len(GROUPS)}
         self._sizes = {name: sizes[name] for name in self.further}
         self.size = STATISTICS_SIZE + sum(self._sizes.values())
-        self.metrics = (*_METRICS, *(_FURTHER[name] for name in self.further))
+        self.metrics = (*_METRICS, *(metric for name in self.further for metric in _FURTHER[name]))
 
     def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """See the base class; log-probabilities of shape (n, C) and labels of shape (n,).
@@ -210,6 +222,10 @@ class ClassificationMeasures(MeasuresBySample):
             own, said, probabilities = others
             if name == "f1_macro":
                 parts.append(counted(torch.cat([own & said, said, own], -1), mask).sum(-2).double())
+            elif name == BY_FREQUENCY:
+                inside = own.double() @ torch.from_numpy(self._members).to(own.device).double()
+                right = inside * (own & said).any(-1, keepdim=True)
+                parts.append(counted(torch.cat([inside, right], -1), mask).sum(-2))
             else:
                 parts.append(at_or_above(probabilities, own, self._levels(), mask).flatten(-3))
         return torch.cat(parts, -1)
@@ -228,6 +244,10 @@ class ClassificationMeasures(MeasuresBySample):
                 occurs = predicted + labelled > 0
                 scores = ratio(2 * hits, predicted + labelled, 0)
                 found[name] = ratio((scores * occurs).sum(-1), occurs.sum(-1))
+            elif name == BY_FREQUENCY:
+                samples, right = np.moveaxis(part.reshape(*part.shape[:-1], 2, len(GROUPS)), -2, 0)
+                shares = np.moveaxis(ratio(right, samples), -1, 0)
+                found |= {metric.name: share for metric, share in zip(GROUPS, shares, strict=True)}
             else:
                 found[name] = areas_under_roc(part.reshape(*part.shape[:-1], 2, self.classes, self.thresholds))
         return found
@@ -236,6 +256,8 @@ class ClassificationMeasures(MeasuresBySample):
         """See the base class."""
         if name == "auroc":
             return "no class has both samples of it and of others"
+        if any(name == metric.name for metric in GROUPS):
+            return "they have no sample of such a class"
         return DIVERGED
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from rayfl.config.added import ABSENT, value_at
 from rayfl.config.differences import text_of
+from rayfl.metrics.frequency import GROUPS
 
+_BY_FREQUENCY = tuple(metric.name for metric in GROUPS)
 _OVERLAPS = ("dice", "iou", "dice_by_sample")
 _OF_TASKS = {
     "task.loss": ("loss", "margin", "preference_accuracy"),
@@ -19,6 +21,8 @@ _OF_TASKS = {
     "task.positive_weight": ("loss",),
     "task.background": (*_OVERLAPS, "loss"),
     "task.thresholds": ("auroc", "map"),
+    "task.frequency": _BY_FREQUENCY,
+    "task.frequency_bounds": _BY_FREQUENCY,
 }
 """By option of a task, the metrics that it defines."""
 _OF_TOKENS = (

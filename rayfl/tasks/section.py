@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from rayfl.data.images.variations import Variations
@@ -41,6 +42,11 @@ class TaskSection(BaseModel, ABC):
     """How many changed images a training step sees of each, by the section ``augment``."""
 
     @property
+    def counts_classes(self) -> bool:
+        """Returns whether the task must know how many training samples each class has."""
+        return False
+
+    @property
     def target(self) -> Target:
         """Returns the kind of targets that the samples must have."""
         assert self.learns_from is not None
@@ -70,6 +76,7 @@ class TaskSection(BaseModel, ABC):
         spec: InputSpec,
         triggered: bool = False,
         views: Variations | None = None,
+        counts: np.ndarray | None = None,
     ) -> NetworkTask:
         """Returns the task, with one candidate for each network.
 
@@ -78,11 +85,15 @@ class TaskSection(BaseModel, ABC):
             spec: of the data.
             triggered: whether predictions for samples with the trigger of a backdoor are scored, too.
             views: how an evaluation changes images, for a task that compares views of them.
+            counts: training samples of each class, integers of shape (C,), for a task that :attr:`counts_classes`.
 
         Raises:
             ConfigError: an option does not fit the data, or the task has no score for triggers.
         """
-        make = self.triggered_maker(spec) if triggered else self.maker(spec)
+        return self._made(self.triggered_maker(spec) if triggered else self.maker(spec), networks)
+
+    @staticmethod
+    def _made(make: Callable[[Network, Sequence[Any]], NetworkTask], networks: Sequence[Network]) -> NetworkTask:
         return make(networks[0], [make(network, ()) for network in networks] if len(networks) > 1 else ())
 
     def of_model(self, spec: InputSpec) -> InputSpec:

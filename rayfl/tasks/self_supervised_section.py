@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl.data.images.variations import Variations
@@ -73,6 +74,7 @@ class SelfSupervisedSection(TaskSection):
         spec: InputSpec,
         triggered: bool = False,
         views: Variations | None = None,
+        counts: np.ndarray | None = None,
     ) -> NetworkTask:
         """See the base class.
 

@@ -67,6 +67,8 @@ TOGETHER = {
     "RegressionSection.delta": {"loss": "huber"},
     "ForecastingSection.quantiles": {"loss": "quantile", "quantiles": [0.1, 0.5]},
     "SelfSupervisedSection.temperature": {"objective": "simclr"},
+    "ClassificationSection.frequency": {"metrics": ["top1_by_frequency"]},
+    "ClassificationSection.frequency_bounds": {"metrics": ["top1_by_frequency"], "frequency_bounds": [0.5, 0.9]},
     "ClassificationSection.thresholds": {"metrics": ["auroc"]},
     "ParquetSource.length": {"path": "rows.parquet", "tokenizer": "words"},
     "ParquetSource.vocabulary": {"path": "rows.parquet", "tokenizer": "words"},

@@ -77,7 +77,12 @@ CASES = {
     "multilabel": (MultilabelMeasures(4, THRESHOLDS), *labels(0, 60, 4)),
     "language_model": (LanguageMeasures(), *tokens(0, 60, 7, 9)),
     "segmentation": (SegmentationMeasures(4), *masks(0, 60, (3, 4), 4)),
-    "classification": (ClassificationMeasures(("f1_macro", "auroc"), 5, THRESHOLDS), *classes(0, 60, 5)),
+    "classification": (
+        ClassificationMeasures(
+            ("f1_macro", "top1_by_frequency", "auroc"), 5, THRESHOLDS, groups=np.array([0, 2, 1, 0, 2])
+        ),
+        *classes(0, 60, 5),
+    ),
 }
 
 

@@ -67,6 +67,19 @@ class DatasetStats:
         return rows
 
 
+def class_counts(dataset: FederatedDataset, clients: int) -> np.ndarray:
+    """Training samples by class of the first clients together, int64 of shape (num_classes,).
+
+    Args:
+        dataset: its samples have one class each.
+        clients: how many.
+    """
+    counts = np.zeros(dataset.spec.num_classes, dtype=np.int64)
+    for client in range(clients):
+        counts += np.bincount(dataset.labels(client)["train"], minlength=len(counts))
+    return counts
+
+
 def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
     """Read the clients one at a time and describe them.
 

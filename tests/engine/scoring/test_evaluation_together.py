@@ -241,7 +241,9 @@ def of_a_task(name: str) -> tuple[Any, Any]:
     if name == "language_model":
         return LanguageModel(WindowModel(embedding=3, hidden=4).network(TEXT), (), TEXT), samples
     if name == "classification":
-        made = ClassificationSection(metrics=("auroc", "f1_macro")).task([Network(NETWORKS["perceptron"][0])], IMAGE)
+        section = ClassificationSection(metrics=("auroc", "f1_macro", "top1_by_frequency"))
+        counts = np.arange(IMAGE.num_classes)
+        made = section.task([Network(NETWORKS["perceptron"][0])], IMAGE, counts=counts)
         return made, lambda n, k: examples(n, IMAGE, k)
     kind, spec = {"regression": (RegressionSection, VALUES), "multilabel": (MultilabelSection, LABELS)}[name]
     return kind().task([Network(lambda: TwoNN(hidden=(20, 20)).build(spec))], spec), samples
