@@ -10,6 +10,7 @@ from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
 from algorithms.contract import check_method
+from algorithms.creff import CReFF
 from algorithms.dfedavgm import DFedAvgM
 from algorithms.dfedsam import DFedSAM
 from algorithms.dispfl import DisPFL
@@ -59,6 +60,7 @@ from algorithms.fediir import FedIIR
 from algorithms.fedkd import FedKD
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
+from algorithms.fedloge import FedLoGe
 from algorithms.fedmd import FedMD
 from algorithms.fedme import FedMe
 from algorithms.fedmgda import FedMGDA
@@ -180,6 +182,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedU,
         FedEMA,
         CCVR,
+        CReFF,
         FedGH,
         FedGen,
         FedFed,
@@ -208,6 +211,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedPAC,
         FedGC,
         FedRoD,
+        FedLoGe,
         FedTHE,
         PFedFDA,
         FedDBE,

@@ -16,7 +16,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "pfl_da", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
         *("feddbe", "pfedfda", "flute", "fedgc", "pfedpara", "fedrap", "fedselect", "fedthe", "fedrecon"),
-        *("subfedavg", "lotteryfl"),
+        *("subfedavg", "lotteryfl", "fedloge"),
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
@@ -38,7 +38,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedgen", "fedlc", "feddecorr", "fedsam", "feddf", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp"),
         *("fedbuff", "fedasync", "flora", "fedex_lora", "rolora", "lora_fair"),
         *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
-        *("fltrust", "fedaws", "fedu", "fedema", "mime", "mimelite", "scaffnew", "fedvarp"),
+        *("creff", "fltrust", "fedaws", "fedu", "fedema", "mime", "mimelite", "scaffnew", "fedvarp"),
         *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fedsr", "fediir", "fpl", "fedfed"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),

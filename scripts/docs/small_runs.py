@@ -18,6 +18,7 @@ ROUNDS = 30
 NEEDS = {
     "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
+    "creff": "algorithm.features_per_class=20 algorithm.retrain_epochs=50",
     "fedap": "model=resnet9 train.local_epochs=1",
     "fedasync": "system=sampled system.mode=buffered train.clients_per_round=1 system.concurrency=8",
     "fedbn": "model=resnet9 train.local_epochs=1",
@@ -25,6 +26,7 @@ NEEDS = {
     "fedcm": "train.momentum=0",
     "feddc": "train.momentum=0",
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
+    "fedloge": "algorithm.classifier_norm=1",
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",
     "fedrolex": "algorithm.scaler=false",

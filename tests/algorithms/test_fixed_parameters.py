@@ -170,6 +170,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
 
 
 HEAD_NEEDED = {
+    "creff",
     "fedah",
     "ccvr",
     "fedgen",
@@ -188,6 +189,7 @@ HEAD_NEEDED = {
     "fedrecon",
     "fedbabu",
     "fedrod",
+    "fedloge",
     "fedthe",
     "feddbe",
     "gpfl",
@@ -205,6 +207,7 @@ MORE_NEEDED = {"fedap", "pfedpara"} | CUT_BY_WIDTH
 """Batch normalization, factors, or that all layers are trained."""
 
 BODY_NEEDED = {
+    "fedloge",
     "fedah",
     "fedper",
     "lg_fedavg",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
+from algorithms.creff import CReFF
 from algorithms.drfa import DRFA
 from algorithms.elastic import Elastic
 from algorithms.fedadmm import FedADMM
@@ -167,6 +168,13 @@ GLOBAL_MODELS = {
         averages=False,
         one_layer=False,
         steady=False,
+    ),
+    "creff": Case(
+        CReFF(features_per_class=4, match_steps=3, retrain_epochs=2, finetune_epochs=1),
+        down=lambda network: network.num_parameters + head(network),
+        up=lambda network: network.num_parameters + classes(network) * (head(network) + 1),
+        uploads=lambda network: {*network.parameter_names, "exist"},
+        one_layer=False,
     ),
     "scaffold": Case(Scaffold(momentum_on_corrected=True), down=twice, up=twice, private=frozenset({"control"})),
     "feddyn": Case(FedDyn(alpha=0.1), private=frozenset({"displacement"}), averages=False),

@@ -11,6 +11,7 @@ from algorithms.feddbe import FedDBE
 from algorithms.fedetf import FedETF
 from algorithms.fedgc import FedGC
 from algorithms.fedgh import FedGH
+from algorithms.fedloge import FedLoGe
 from algorithms.fednh import FedNH
 from algorithms.fedpac import FedPAC
 from algorithms.fedper import FedPer
@@ -142,6 +143,13 @@ PARTIAL_MODELS = {
         uploads=lambda network: {*body_names(network), "weight", "seen"},
         private=frozenset({"personal"}),
         averages=False,
+    ),
+    "fedloge": Case(
+        FedLoGe(classifier_steps=10),
+        down=lambda network: network.num_parameters + prototypes(network),
+        private=frozenset({"personal"}),
+        averages=False,
+        one_layer=False,
     ),
     "fedrod": Case(FedRoD(), private=frozenset({"personal"})),
     "gpfl": Case(
