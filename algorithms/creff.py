@@ -161,8 +161,8 @@ class CReFF(FineTuned):
     def mismatch(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """How far the features' gradients are from the clients', over the classes that these have."""
         found = feature_gradients(task.network, frozen["head"], trained["features"])
-        distances = gradient_distances(found, frozen["wanted"])
-        return (distances * frozen["present"]).sum()
+        present: Tensor = frozen["present"]
+        return (gradient_distances(found, frozen["wanted"]) * present).sum()
 
     def head_loss(self, head: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """The loss of the last layer on a mini-batch of its inputs."""
@@ -196,7 +196,7 @@ def class_gradients(network: Network, head: Tree, features: Tensor, labels: Tens
     errors = _errors(network, head, features, labels)
     bias = errors.new_zeros(classes, classes)
     weight = errors.new_zeros(classes, classes, features.shape[1])
-    for label in labels.unique().tolist():
+    for label in sorted(set(labels.tolist())):
         own = labels == label
         bias[label] = errors[own].mean(0)
         weight[label] = errors[own].T @ features[own] / own.sum()

@@ -18,7 +18,7 @@ ROUNDS = 30
 NEEDS = {
     "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
-    "creff": "algorithm.features_per_class=20 algorithm.retrain_epochs=50",
+    "creff": "algorithm.features_per_class=20 algorithm.retrain_epochs=50 algorithm.retrain_lr=0.1",
     "fedap": "model=resnet9 train.local_epochs=1",
     "fedasync": "system=sampled system.mode=buffered train.clients_per_round=1 system.concurrency=8",
     "fedbn": "model=resnet9 train.local_epochs=1",

@@ -41,6 +41,7 @@ OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news"
             "clip",
             "preference",
             "forecasting",
+            "long-tail",
         )
     ),
     "vit-cifar100-lora",
