@@ -22,8 +22,9 @@ from rayfl.runs.repair import mend_tables
 from rayfl.storage.commits import FOLDER, CommitStore
 from rayfl.storage.files import Storage
 from rayfl.storage.lease import Lease
-from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
+from rayfl.storage.manifest import Manifest, StoredFile, manifest_name, version_of
 from rayfl.storage.run_folder import changed_inputs
+from rayfl.storage.server_parts import ServerParts
 from rayfl.storage.tables import PartedTable, publish_table, read_whole
 
 PUBLISH_EVERY_S = 10.0
@@ -66,6 +67,7 @@ class Recorder:
     _next_publish: float = 0.0
     _pending: Future[Manifest] | None = None
     _counts: dict[str, int] = field(default_factory=dict)
+    _parts: ServerParts = field(default_factory=ServerParts)
 
     def __post_init__(self) -> None:
         self._store = CommitStore(self.storage, self.copy)
@@ -96,14 +98,16 @@ class Recorder:
         for name, rows in results.by_name().items():
             table = self._tables.setdefault(name, PartedTable(name))
             table.append(self._store, rounds, rows.slice(table.rows - results.committed[name]))
-        stored = self._store.write_server(rounds, server)
+        stored, parts = self._parts.write(self._store, rounds, server)
         states = dict(self.manifest.states) if self.manifest is not None else {}
         states.update(federation.finish_commit(handles, self._counts))
         self._counts = {file.name: count for file in states.values() if (count := self._counts.get(file.name))}
         manifest = Manifest(
+            version=version_of(parts),
             rounds_completed=rounds,
             fingerprint=self.fingerprint,
             server=stored,
+            server_parts=parts,
             states=dict(sorted(states.items())),
             tables={name: table.files for name, table in sorted(self._tables.items())},
             counters=counters,
@@ -242,7 +246,7 @@ class Recorder:
 
     def _restored(self, tables: ResultTables, thoroughly: bool) -> Progress | None:
         found = self._store.usable(thoroughly)
-        self._tables, self.manifest = {}, None
+        self._tables, self._parts, self.manifest = {}, ServerParts(), None
         if found is None:
             if self.storage.exists("rounds.parquet"):
                 raise DamageError(
@@ -272,6 +276,7 @@ class Recorder:
         check_same_data(columns["rounds"], tables, self.storage.uri)
         self._metadata = tables.metadata
         content, rounds = self._store.read_server(self.manifest), self.manifest.rounds_completed
+        self._parts.restore(self.manifest, content)
         progress = Progress.after(rounds, content, tables.after(self.committed), self.manifest.counters)
         self._store.drop_after(rounds)
         self._publish(self.manifest)

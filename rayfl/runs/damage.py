@@ -18,7 +18,7 @@ from rayfl.errors import RunError
 from rayfl.results.schemas import ALL_TABLES, DAMAGE_SCHEMA, PARTITION_KEY, recorded_schema
 from rayfl.storage.commits import CommitStore, listed
 from rayfl.storage.files import Storage
-from rayfl.storage.manifest import FORMAT_VERSION, CheckedCommit, Manifest, StoredFile
+from rayfl.storage.manifest import CheckedCommit, Manifest, StoredFile, version_of
 from rayfl.storage.own_files import rounds_in
 from rayfl.storage.tables import decode_part, from_parquet, to_parquet
 
@@ -71,7 +71,11 @@ def mended(
         table = pa.Table.from_pylist(rows, schema=DAMAGE_SCHEMA.with_metadata(metadata[-1]))
         part = store.write_table(manifest.rounds_completed, TABLE, to_parquet(table))
         tables[TABLE] = (*tables.get(TABLE, ()), part)
-    changes = {"version": FORMAT_VERSION, "tables": tables, "states": dict(sorted(kept_states.items()))}
+    changes = {
+        "version": version_of(manifest.server_parts),
+        "tables": tables,
+        "states": dict(sorted(kept_states.items())),
+    }
     return Mended(manifest.model_copy(update=changes), said)
 
 

@@ -31,6 +31,7 @@ from rayfl.storage.lease import read_lease
 from rayfl.storage.manifest import Manifest, StoredFile, manifest_name
 from rayfl.storage.own_files import BEGINNING, NEWEST
 from rayfl.storage.run_folder import CONFIG, changed_inputs, input_digests
+from rayfl.storage.server_tree import has_part
 from rayfl.storage.tables import from_parquet, read_parts, read_whole, same_rows, to_one_parquet
 
 
@@ -201,6 +202,9 @@ def _content(
         tree = treefile.loads(data, f"{FOLDER}/{file.name}")
     except RayflError as error:
         return [str(error)]
+    absent = [path for path in manifest.parts_by_file().get(file, ()) if not has_part(tree, path)]
+    if absent:
+        return [f"{FOLDER}/{file.name} lacks parts of the server's tree: {', '.join(absent)}"]
     owners = {str(client) for client, held in manifest.states.items() if held == file}
     missing = sorted(owners - set(tree), key=int)
     return [f"{FOLDER}/{file.name} lacks the states of clients {', '.join(missing)}"] if missing else []

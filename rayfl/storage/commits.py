@@ -2,7 +2,7 @@
 
 ``commits/`` holds, by number of completed rounds r:
 
-* ``server-<r>-<unique>.safetensors``: the server's tree;
+* ``server-<r>-<unique>.safetensors``: the server's tree; ``parts-<r>-<unique>...``: large parts of it that changed;
 * ``states-<r>-<host>-<unique>.safetensors``: the states that changed since the commit before;
 * ``rounds-<r>-<unique>.parquet``, ``clients-...``, ...: the last rows of the tables up to round r, when they grew;
 * ``manifest-<r>.json``: which of these files make up the run after r rounds, with their SHA-256, and its own;
@@ -39,6 +39,7 @@ from rayfl.storage.manifest import (
     with_checksum,
 )
 from rayfl.storage.own_files import NEWEST, is_of_commits, manifest_rounds
+from rayfl.storage.server_tree import put_back
 
 _SHOWN = 20
 
@@ -62,6 +63,10 @@ class CommitStore:
     def write_server(self, rounds_completed: int, tree: Tree) -> StoredFile:
         """Stores the server's tree."""
         return self._files.write(f"server-{rounds_completed:06d}-{_unique()}.safetensors", treefile.dumps(tree))
+
+    def write_server_parts(self, rounds_completed: int, tree: Tree) -> StoredFile:
+        """Stores parts of the server's tree that have changed."""
+        return self._files.write(f"parts-{rounds_completed:06d}-{_unique()}.safetensors", treefile.dumps(tree))
 
     def write_states(self, rounds_completed: int, host: int, states: Mapping[int, Tree]) -> StoredFile:
         """Stores states one host changed."""
@@ -189,7 +194,12 @@ class CommitStore:
 
     def read_server(self, manifest: Manifest) -> Tree:
         """The server's tree of a commit."""
-        return treefile.loads(self.read(manifest.server), manifest.server.name)
+        tree = treefile.loads(self.read(manifest.server), manifest.server.name)
+        for file, paths in manifest.parts_by_file().items():
+            content = treefile.loads(self.read(file), file.name)
+            for path in paths:
+                put_back(tree, path, content, file.name)
+        return tree
 
     def read_states(self, file: StoredFile) -> dict[int, Tree]:
         """All states of one file, by client."""

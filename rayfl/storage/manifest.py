@@ -16,7 +16,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from rayfl.errors import DamageError, RunError
 from rayfl.naming.texts import FileName
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
+"""The newest version that this rayfl reads."""
+_WITHOUT_PARTS = 4
+"""The version of commits whose server's tree is in one file."""
 ENDED_EARLY = "ended_early"
 """The counter of a run that has ended before its last round."""
 CLIP_NORM = "clip_norm"
@@ -52,6 +55,7 @@ class Manifest(BaseModel):
         rounds_completed: number of completed rounds.
         fingerprint: fingerprint of the run's configuration.
         server: file of the server's tree.
+        server_parts: by path, the files of what that file lacks of the tree.
         states: file with the newest state, by client id.
         tables: Parquet files of each table by its name, in the order of their rows.
         counters: totals since the start, such as bytes sent; and a clipping norm that moves.
@@ -60,10 +64,11 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: int = FORMAT_VERSION
+    version: int = _WITHOUT_PARTS
     rounds_completed: int = Field(ge=0)
     fingerprint: str
     server: StoredFile
+    server_parts: dict[str, StoredFile] = {}
     states: dict[int, StoredFile] = {}
     tables: dict[str, TableFiles] = {}
     counters: dict[str, int | float] = {}
@@ -103,12 +108,30 @@ class Manifest(BaseModel):
         return sorted(self._all(), key=lambda file: file.name)
 
     def _all(self) -> set[StoredFile]:
-        return {self.server, *self.states.values(), *(part for parts in self.tables.values() for part in parts)}
+        tables = (part for parts in self.tables.values() for part in parts)
+        return {*self.server_files, *self.states.values(), *tables}
+
+    def parts_by_file(self) -> dict[StoredFile, list[str]]:
+        """The paths of the server's parts, by the file that has them."""
+        found: dict[StoredFile, list[str]] = {}
+        for path, file in self.server_parts.items():
+            found.setdefault(file, []).append(path)
+        return found
+
+    @property
+    def server_files(self) -> frozenset[StoredFile]:
+        """The files that make up the server's tree."""
+        return frozenset({self.server, *self.server_parts.values()})
 
     @property
     def state_bytes(self) -> int:
         """Size of the files that hold the client states."""
         return sum({file.name: file.size for file in self.states.values()}.values())
+
+
+def version_of(server_parts: Mapping[str, StoredFile]) -> int:
+    """The version of the format of a commit with these parts of the server's tree, or none."""
+    return FORMAT_VERSION if server_parts else _WITHOUT_PARTS
 
 
 def manifest_name(rounds_completed: int) -> str:
@@ -119,6 +142,8 @@ def manifest_name(rounds_completed: int) -> str:
 def with_checksum(manifest: Manifest) -> dict[str, Any]:
     """Returns the content of a manifest's file: the manifest and its checksum."""
     content = manifest.model_dump(mode="json")
+    if not manifest.server_parts:
+        del content["server_parts"]  # as in version 4
     return content | {"checksum": _checksum(content)}
 
 
@@ -191,4 +216,4 @@ class CheckedCommit:
     @property
     def has_server(self) -> bool:
         """Returns whether the server's model is whole."""
-        return self.manifest.server.name not in self.lost
+        return not any(file.name in self.lost for file in self.manifest.server_files)

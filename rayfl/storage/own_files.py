@@ -9,7 +9,7 @@ from rayfl.results.schemas import ALL_TABLES
 
 _UNIQUE = "(?:-[0-9a-f]{8})?"  # the first formats had none
 _OF_COMMIT = re.compile(
-    rf"(?:server-\d{{6,}}|states-\d{{6,}}-\d{{4,}}){_UNIQUE}\.safetensors"
+    rf"(?:(?:server|parts)-\d{{6,}}|states-\d{{6,}}-\d{{4,}}){_UNIQUE}\.safetensors"
     rf"|(?:{'|'.join(ALL_TABLES)})-\d{{6,}}{_UNIQUE}\.parquet"
 )
 _MANIFEST = re.compile(r"manifest-(\d{6,})\.json")

@@ -36,6 +36,7 @@ def _contents(folder: Path) -> dict[int, dict[str, Any]]:
 def _content(manifest: Manifest) -> dict[str, Any]:
     return {
         "server": manifest.server.sha256,
+        "parts": {path: file.sha256 for path, file in manifest.server_parts.items()},
         "states": {client: file.sha256 for client, file in manifest.states.items()},
         "tables": {name: [file.sha256 for file in files] for name, files in manifest.tables.items()},
         "counters": manifest.counters,
