@@ -133,7 +133,8 @@ def run(
         rows = {"summary": shown_rows(result), "further": all_further(result), "damage": described(result.damage)}
         write_json("run", {**about, **counts, **rows})
         return
-    terminal.out().print(summary_table(result))
+    if (table := summary_table(result)).row_count or table.caption:
+        terminal.out().print(table)
     for table in further_tables(result):
         terminal.out().print(table)
     if result.skipped.num_rows:

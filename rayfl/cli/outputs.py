@@ -131,7 +131,8 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "rounds_completed": "number",
         "rounds": "number",
         "summary": "a list; the rows of `rounds.parquet` of the last evaluation of all clients",
-        "further": "a list; such rows of clients held out from training, and on the official test part",
+        "further": "a list; such rows of clients held out from training, and on the official test part, also of the "
+        "server's models",
         "skipped": "how often a client was left out of a round",
         "damage": "a list of sentences; empty if nothing was lost",
     },

@@ -75,7 +75,9 @@ def load_run(uri: str, methods: Mapping[str, Any], models: Sequence[str] = ()) -
     storage = Storage(uri.rstrip("/") or "/")
     content = content_of(storage)
     run = Run(storage, content, methods.get(str(content["algorithm"]["name"])), models)
-    if run.rounds.num_rows and not run.clients.num_rows:
+    # a run whose clients have no samples of their own to be scored on has rows of the server's model alone
+    of_clients = run.rounds.filter(pc.field("cohort") != "server")
+    if of_clients.num_rows and not run.clients.num_rows:
         raise DamageError(f"{run.uri} has rounds.parquet, but clients.parquet is missing: {VERIFY_HINT}")
     # All that a report may ask for is read now: what is damaged is said before anything is made of the rest.
     for name in (*ALL_TABLES, "own", "notes", "timings", "costs", "partition_hash", "rounds_completed"):

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rayfl.experiment.result import Result
 from rayfl.metrics import Metric
+from rayfl.metrics.frequency import GROUPS
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.measured import Measured
@@ -23,9 +24,15 @@ FURTHER = {
 """What of a run is in no table of its clients' own test data, and in words."""
 
 
+_OF_SERVER = (pc.field("split") == "official") & (pc.field("cohort") == "server")
+
+
 def further_rows(rounds: pa.Table, own: PersonalizedRows, measured: Measured) -> list[dict[str, Any]]:
     """The rows of the last such evaluation: the global model, the personalized one, and others that are no sweep's."""
-    rows = rounds.filter(measured.rows)
+    return _last(rounds.filter(measured.rows), own)
+
+
+def _last(rows: pa.Table, own: PersonalizedRows) -> list[dict[str, Any]]:
     if not rows.num_rows:
         return []
     last = rows.filter(pc.equal(rows["round"], pc.max(rows["round"]))).to_pylist()
@@ -33,16 +40,38 @@ def further_rows(rounds: pa.Table, own: PersonalizedRows, measured: Measured) ->
 
 
 def further_tables(result: Result) -> list[Table]:
-    """A table of the first metric for each of :data:`FURTHER` that a run has."""
-    own, first = PersonalizedRows.of(result.config.algorithm), metrics_of(result.rounds)[0]
+    """A table of the server's models, and one of the first metric for each of :data:`FURTHER` that a run has."""
+    own, metrics = PersonalizedRows.of(result.config.algorithm), metrics_of(result.rounds)
     found = ((title, further_rows(result.rounds, own, measured)) for measured, title in FURTHER.items())
-    return [_table(title, rows, own, first) for title, rows in found if rows]
+    tables = [_table(title, rows, own, metrics[0]) for title, rows in found if rows]
+    of_server = _last(result.rounds.filter(_OF_SERVER), own)
+    shown = [metrics[0], *(metric for metric in metrics if metric in GROUPS)]
+    return [_table_of_server(of_server, own, shown), *tables] if of_server else tables
 
 
 def all_further(result: Result) -> list[dict[str, Any]]:
     """The rows of these tables."""
     own = PersonalizedRows.of(result.config.algorithm)
-    return [row for measured in FURTHER for row in further_rows(result.rounds, own, measured)]
+    of_clients = [row for measured in FURTHER for row in further_rows(result.rounds, own, measured)]
+    return [*_last(result.rounds.filter(_OF_SERVER), own), *of_clients]
+
+
+def _table_of_server(rows: list[dict[str, Any]], own: PersonalizedRows, metrics: list[Metric]) -> Table:
+    table = Table(
+        title=f"The server's models on the official test part, {rows[0]['n']} samples",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+    )
+    table.add_column("model", overflow="fold")
+    for metric in metrics:
+        table.add_column(metric.heading, justify="right")
+    for row in rows:
+        style = "bold" if own.is_summary(row) else None
+        shown = (metric.shown(row[metric.name]) for metric in metrics)
+        table.add_row(str(row["choice"] or row["model"]), *shown, style=style)
+    return table
 
 
 def _table(title: str, rows: list[dict[str, Any]], own: PersonalizedRows, first: Metric) -> Table:

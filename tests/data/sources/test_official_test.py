@@ -14,7 +14,7 @@ import torch
 import actors.federation.evaluation
 import actors.hosting.host
 import rayfl
-from algorithms.registry import Experiment
+from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.sources.images.vision import MnistSource
 from rayfl.data.sources.natural import NaturalHeader
@@ -22,6 +22,8 @@ from rayfl.data.sources.official import open_official_test
 from rayfl.errors import ConfigError, DataError
 from rayfl.experiment.parts import Parts
 from rayfl.experiment.result import Result
+from rayfl.runs.finding import load_run
+from rayfl.runs.further import all_further, further_tables
 from rayfl.runs.summary import summary_table
 from tests.data.sources.images.test_vision import MNIST_ROOT, needs_mnist
 from tests.data.sources.test_natural import samples, write
@@ -283,6 +285,10 @@ def test_it_may_be_the_only_evaluation(tmp_path: Path) -> None:
     assert [row["n"] for row in official_rows(result)] == [TEST_ROWS] * 2
     assert {row["split"] for row in rows if row["cohort"] == "all"} == set()
     assert Parts(load_config(Experiment, content, [])).dataset.sizes()[:, 0].sum() == TRAIN_ROWS
-    summary_table(result)
+    assert not summary_table(result).row_count
+    (table,) = further_tables(result)
+    assert table.title is not None and "official test part, 40 samples" in str(table.title) and table.row_count == 1
+    assert all_further(result) == [row for row in official_rows(result) if row["round"] == 3]
+    assert load_run(result.path, METHODS).clients.num_rows == 0  # nothing is missing
     with pytest.raises(DataError, match="so that nobody would be evaluated"):
         parts_of({**content, "evaluation": {"every": 2}}).check()
