@@ -93,15 +93,16 @@ class LongTail(BaseModel):
             DataError: a class has too few samples; names the field to change.
         """
         sizes = np.bincount(labels, minlength=num_classes)
-        if (least := int(sizes.min())) < self.balanced_test:
+        if self.balanced_test and (least := int(sizes.min())) <= self.balanced_test:
             raise DataError(
                 f"long_tail.balanced_test is {self.balanced_test}, but class {int(sizes.argmin())} has only {least} "
-                "samples; lower it"
+                "samples, so that none is left for clients; lower it"
             )
         drawn = self._by_class(labels, num_classes, streams.generator("long_tail"))
         test = [samples[: self.balanced_test] for samples in drawn]
         rest = [samples[self.balanced_test :] for samples in drawn]
-        return Thinned(self._kept(rest, streams), _ascending(test))
+        scarce = " left after long_tail.balanced_test; lower one of them" if self.balanced_test else "; lower it"
+        return Thinned(self._kept(rest, streams, scarce), _ascending(test))
 
     def thinned_test(self, labels: np.ndarray, num_classes: int, streams: RandomStreams) -> np.ndarray:
         """The samples of an official test part that are kept with ``official_test=long_tailed``.
@@ -118,18 +119,20 @@ class LongTail(BaseModel):
             ConfigError: the order is not one of these classes.
             DataError: a class would have no sample.
         """
-        return self._kept(self._by_class(labels, num_classes, streams.generator("long_tail.test")), streams)
+        scarce = " in the official test part; lower it, or set long_tail.official_test=as_is"
+        return self._kept(self._by_class(labels, num_classes, streams.generator("long_tail.test")), streams, scarce)
 
-    def _kept(self, samples: list[np.ndarray], streams: RandomStreams) -> np.ndarray:
-        sizes = self.profile(np.array([len(of_class) for of_class in samples]), streams)
+    def _kept(self, samples: list[np.ndarray], streams: RandomStreams, scarce: str) -> np.ndarray:
+        sizes = self.profile(np.array([len(of_class) for of_class in samples]), streams, scarce)
         return _ascending([of_class[:size] for of_class, size in zip(samples, sizes, strict=True)])
 
-    def profile(self, available: np.ndarray, streams: RandomStreams) -> np.ndarray:
+    def profile(self, available: np.ndarray, streams: RandomStreams, scarce: str = "; lower it") -> np.ndarray:
         """How many samples each class keeps.
 
         Args:
             available: how many it has, integers of shape (C,).
             streams: the experiment's randomness; uses the stream ``long_tail.order``.
+            scarce: of which samples a class has too few, and what to change; the end of the error's message.
 
         Returns:
             int64 of shape (C,).
@@ -149,10 +152,10 @@ class LongTail(BaseModel):
         sizes = np.empty(classes, dtype=np.int64)
         sizes[order] = np.floor(largest.min() * shares + _ROUNDING)
         if not sizes.all():
-            empty, scarce = (int(order[place]) for place in (np.argmin(sizes[order]), np.argmin(largest)))
+            empty, least = (int(order[place]) for place in (np.argmin(sizes[order]), np.argmin(largest)))
             raise DataError(
                 f"long_tail.imbalance_factor is {self.imbalance_factor:g}, which leaves class {empty} no sample, since "
-                f"class {scarce} has only {int(available[scarce])}; lower it"
+                f"class {least} has only {int(available[least])}{scarce}"
             )
         return sizes
 

@@ -73,6 +73,8 @@ def test_what_a_larger_factor_keeps_is_among_what_a_smaller_one_keeps_and_never_
     [
         ({"imbalance_factor": 101}, "is 101, which leaves class 4 no sample, since class 0 has only 100"),
         ({"balanced_test": 101}, "balanced_test is 101, but class 0 has only 100"),
+        ({"balanced_test": 100}, "class 0 has only 100 samples, so that none is left for clients"),
+        ({"imbalance_factor": 21, "balanced_test": 80}, "only 20 left after long_tail.balanced_test; lower one of them"),
         ({"imbalance_factor": 2, "order": (0, 1, 2, 3)}, "must name each of the classes 0 to 4 once"),
         ({"imbalance_factor": 2, "order": (0, 1, 2, 3, 3)}, "must name each of the classes 0 to 4 once"),
     ],
@@ -80,6 +82,11 @@ def test_what_a_larger_factor_keeps_is_among_what_a_smaller_one_keeps_and_never_
 def test_what_the_classes_cannot_have_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         LongTail(**options).divided(LABELS, 5, STREAMS)
+
+
+def test_a_test_part_with_too_few_samples_for_the_tail_is_named() -> None:
+    with pytest.raises(DataError, match=r"has only 100 in the official test part; .* long_tail\.official_test=as_is"):
+        LongTail(imbalance_factor=101, official_test="long_tailed").thinned_test(LABELS, 5, STREAMS)
 
 
 def test_one_class_has_no_tail_and_a_class_without_samples_is_named() -> None:
