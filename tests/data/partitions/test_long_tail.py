@@ -74,7 +74,7 @@ def test_what_a_larger_factor_keeps_is_among_what_a_smaller_one_keeps_and_never_
         ({"imbalance_factor": 101}, "is 101, which leaves class 4 no sample, since class 0 has only 100"),
         ({"balanced_test": 101}, "balanced_test is 101, but class 0 has only 100"),
         ({"balanced_test": 100}, "class 0 has only 100 samples, so that none is left for clients"),
-        ({"imbalance_factor": 21, "balanced_test": 80}, "only 20 left after long_tail.balanced_test; lower one of them"),
+        ({"imbalance_factor": 21, "balanced_test": 80}, "only 20 left after long_tail.balanced_test; lower one"),
         ({"imbalance_factor": 2, "order": (0, 1, 2, 3)}, "must name each of the classes 0 to 4 once"),
         ({"imbalance_factor": 2, "order": (0, 1, 2, 3, 3)}, "must name each of the classes 0 to 4 once"),
     ],
