@@ -18,6 +18,7 @@ from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.variations import Variations
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import FilePartition, assignment, assignment_hash
+from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.stats import class_counts
 from rayfl.data.poisoned import WithWrongLabels
 from rayfl.data.sources.official import OfficialTest, open_official_test
@@ -73,7 +74,10 @@ class Parts:
 
     @cached_property
     def _honest(self) -> FederatedDataset:
-        opened, share = open_dataset(self.config, self.streams), self.config.evaluation.unseen_clients
+        return self._opened(self.config)
+
+    def _opened(self, config: ExperimentConfig) -> FederatedDataset:
+        opened, share = open_dataset(config, self.streams), config.evaluation.unseen_clients
         if not share:
             return opened
         partition = self.config.partition
@@ -143,7 +147,11 @@ class Parts:
             raise ConfigError("init.from: clients of several architectures (model.candidates) have no model in common")
         if model is not None:
             networks[0].begin_from(self.streams.integer("init.global"), model, str(self.config.init.source))
-        counts = class_counts(self._honest, self.num_clients) if self.config.task.counts_classes else None
+        counts = None
+        if self.config.task.counts_classes:
+            # by true classes: wrong labels would make rare ones frequent
+            clean = self.config.model_copy(update={"noise": LabelNoise()})
+            counts = class_counts(self._opened(clean) if self.config.noise.active else self._honest, self.num_clients)
         return self.config.task.task(networks, spec, self.backdoor is not None, self.evaluation_views, counts)
 
     @cached_property

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 import rayfl
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
 from rayfl.data.partitions.long_tail import LongTail
+from rayfl.experiment.parts import Parts
 from rayfl.metrics import Statistics
 from rayfl.metrics.backdoor import BackdoorMeasures
 from rayfl.metrics.classification import ClassificationMeasures
@@ -47,6 +50,24 @@ def test_inv_frequency_1_groups_of_shares_are_the_smallest_heads_that_reach_them
 def test_counts_are_those_of_open_long_tailed_recognition() -> None:
     assert frequency_groups(np.array([101, 100, 20, 19, 0]), "count").tolist() == [0, 1, 1, 2, 2]
     assert frequency_groups(np.array([101, 100, 20, 19, 0]), "count", (19, 1)).tolist() == [0, 0, 0, 1, 2]
+
+
+def test_wrong_labels_make_no_class_frequent() -> None:
+    content = {
+        "dataset": "digits",
+        "partition": {"name": "iid", "num_clients": 4},
+        "long_tail": {"imbalance_factor": 20},
+        "task": {"name": "classification", "metrics": [BY_FREQUENCY]},
+        "model": {"name": "two_nn", "hidden": [4]},
+        "algorithm": "fedavg",
+        "evaluation": {"unseen_clients": 0.25},
+    }
+    noise = {"kind": "symmetric", "ratio": 0.6}
+    clean, noisy = (Parts(load_config(Experiment, {**content, **more}, [])) for more in ({}, {"noise": noise}))
+    x, y = torch.eye(10).repeat(2, 1).log_softmax(-1), torch.arange(10).repeat(2)
+    assert not np.array_equal(clean.dataset.labels(0)["train"], noisy.dataset.labels(0)["train"])
+    one, other = (parts.task.measures.statistics(x, y) for parts in (clean, noisy))
+    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("kind", [ClassificationMeasures, BackdoorMeasures])
