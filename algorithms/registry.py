@@ -68,6 +68,7 @@ from algorithms.fedmmd import FedMMD
 from algorithms.fedmrl import FedMRL
 from algorithms.fedmtl import FedMTL
 from algorithms.fednh import FedNH
+from algorithms.fednoro import FedNoRo
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -279,6 +280,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FLTrust,
         FedMGDA,
         FedHEAL,
+        FedNoRo,
         SubFedAvg,
         LotteryFL,
         FPL,

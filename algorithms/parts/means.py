@@ -17,7 +17,13 @@ def mean_of(contributions: Iterable[Weighted]) -> Tree:
     return total.mean()
 
 
-def mean_over_cohort(method: Averaging, trees: Mapping[int, Tree], old: Tree, clients: Clients) -> Tree:
+def mean_over_cohort(
+    method: Averaging,
+    trees: Mapping[int, Tree],
+    old: Tree,
+    clients: Clients,
+    factors: Mapping[int, float] | None = None,
+) -> Tree:
     """The mean of the trees of a cohort, with the weights that ``aggregation`` gives them.
 
     Args:
@@ -25,8 +31,11 @@ def mean_over_cohort(method: Averaging, trees: Mapping[int, Tree], old: Tree, cl
         trees: by client.
         old: what the server has in the place of such a tree, on which the rest stays under ``population``.
         clients: the clients, which know their samples.
+        factors: by client, what its weight is multiplied by; None: 1.
     """
     samples = clients.num_samples(list(trees)).tolist()
     weights = [1] * len(trees) if method.aggregation == "uniform" else samples
+    if factors is not None:
+        weights = [weight * factors[client] for client, weight in zip(trees, weights, strict=True)]
     rest = method.remainder(old, list(trees), clients)
     return mean_of([*map(Weighted, trees.values(), weights), *([] if rest is None else [rest])])

@@ -70,6 +70,7 @@ PRINTED = {
     "fedmrl": "FedMRL",
     "fedmtl": "FedMTL",
     "fednh": "FedNH",
+    "fednoro": "FedNoRo",
     "fednova": "FedNova",
     "fedntd": "FedNTD",
     "fedotp": "FedOTP",

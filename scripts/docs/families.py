@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedbuff", "fedasync", "flora", "fedex_lora", "rolora", "lora_fair"),
         *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
         *("creff", "fltrust", "fedaws", "fedu", "fedema", "mime", "mimelite", "scaffnew", "fedvarp"),
-        *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fedsr", "fediir", "fpl", "fedfed"),
+        *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fednoro", "fedsr", "fediir", "fpl", "fedfed"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),

@@ -43,6 +43,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedmd": {"digest_batch_size": 4, "alignment_samples": 6},
     "fedme": {"cluster_rounds": (1,), "tuning_data": "train"},
     "fedmtl": {"relationship": "learned"},
+    "fednoro": {"warmup_rounds": 1, "ramp_rounds": 3},
     "fedphp": {"transfer_weight": 0.1},
     "fedsr": {"length_weight": 0.1, "information_weight": 0.1},
     "fedtgp": {"server_epochs": 2},

@@ -222,7 +222,19 @@ def test_of_a_method_of_ones_own_nobody_knows_and_that_is_said(
 
 def test_methods_that_read_the_number_of_rounds_say_what_they_make_of_it() -> None:
     """A method that reads ``context.rounds`` in a round overrides ``course``; others only check or warn with it."""
-    only_checks = {"cfl", "gcfl", "fedamp", "fedfed", "fednova", "l2gd", "fedmtl", "floco", "floco_plus", "hierfavg"}
+    only_checks = {
+        "cfl",
+        "gcfl",
+        "fedamp",
+        "fedfed",
+        "fednoro",
+        "fednova",
+        "l2gd",
+        "fedmtl",
+        "floco",
+        "floco_plus",
+        "hierfavg",
+    }
     reading = set()
     for name, method in METHODS.items():
         modules = {base.__module__ for base in method.__mro__} - {"algorithms.base"}

@@ -31,6 +31,7 @@ from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
 from algorithms.fedmgda import FedMGDA
 from algorithms.fedmmd import FedMMD
+from algorithms.fednoro import FedNoRo
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -204,6 +205,13 @@ GLOBAL_MODELS = {
         relabels=False,
         steady=False,
         private=frozenset({"history"}),
+    ),
+    # in round 2 the losses of all clients travel
+    "fednoro": Case(
+        FedNoRo(warmup_rounds=2, ramp_rounds=1, mixtures=3, finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "losses", "present"},
+        averages=False,
+        steady=False,
     ),
     "fpl": Case(
         # cluster prototypes go down, as many as there are
