@@ -86,6 +86,11 @@ def noisy_by_hand(toy: Toy, model: Tree, fits: int) -> set[int]:
         column = rows[:, c]
         column[np.isnan(column)] = np.nanmin(column)
         rows[:, c] = (column - column.min()) / (column.max() - column.min())
+    return elected(rows, fits)
+
+
+def elected(rows: np.ndarray, fits: int) -> set[int]:
+    """The set of clients that most fits find."""
     votes = []
     for seed in range(fits):
         mixture = GaussianMixture(n_components=2, random_state=seed).fit(rows)
@@ -188,6 +193,16 @@ def test_inv_noro_5_losses_are_on_a_scale_of_their_class() -> None:
 
 def test_inv_noro_6_clients_that_are_alike_are_clean() -> None:
     assert not noisy_clients(normalized_losses(np.ones((5, 3)), np.ones((5, 3), dtype=bool)), 3).any()
+
+
+def test_inv_noro_10_what_most_fits_find_counts() -> None:
+    differ = False
+    for seed in range(8):
+        rows = np.random.default_rng(seed).random((8, 2))
+        one, most = (set(np.flatnonzero(noisy_clients(rows, fits)).tolist()) for fits in (1, 9))
+        assert (one, most) == (elected(rows, 1), elected(rows, 9))
+        differ |= one != most
+    assert differ
 
 
 def planted(clients: int = 10, samples: int = 40) -> tuple[ListDataset, list[int]]:

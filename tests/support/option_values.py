@@ -158,9 +158,11 @@ PERMISSIONS = {
     *(("pfedme", "momentum_on_personal"), ("scaffold", "momentum_on_corrected")),
     *(("fedema", "target_momentum"), ("fedu", "target_momentum")),
     ("fpl", "clusters"),
+    ("fednoro", "mixtures"),
     *(("fedasync", option) for option in ("staleness", "exponent", "slope", "hinge")),
 }
 """Options without which momentum is refused, and which do nothing more; those of target networks, which tasks other
 than BYOL's have not (``tests/algorithms/test_fedema.py``); that of FINCH's partitions, which are one and the same of
-fewer than eight clients (``tests/algorithms/test_fpl.py``); and those of the age of models, which rounds with a barrier
-have not (``tests/algorithms/test_fedasync.py``)."""
+fewer than eight clients (``tests/algorithms/test_fpl.py``); that of votes, which agree on so few clients
+(``tests/algorithms/test_fednoro.py``); and those of the age of models, which rounds with a barrier have not
+(``tests/algorithms/test_fedasync.py``)."""

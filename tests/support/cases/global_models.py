@@ -211,6 +211,7 @@ GLOBAL_MODELS = {
         FedNoRo(warmup_rounds=2, ramp_rounds=1, mixtures=3, finetune_epochs=1),
         uploads=lambda network: {*network.parameter_names, "losses", "present"},
         averages=False,
+        relabels=False,
         steady=False,
     ),
     "fpl": Case(
