@@ -62,6 +62,7 @@ ADDED: Mapping[str, Any] = {
     "model.padding": 2,
     "model.projection": None,
     "model.prompt": None,
+    "noise.clients": 1.0,
     "partition.classes_per_client": None,
     "partition.iid_share": None,
     "privacy": {

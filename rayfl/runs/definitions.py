@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rayfl.config.added import ABSENT, value_at
+from rayfl.config.added import ABSENT, comparable, value_at
 from rayfl.config.differences import text_of
 from rayfl.metrics.frequency import GROUPS
 
@@ -69,7 +69,7 @@ def _differing(contents: Sequence[Mapping[str, Any]], metric: str) -> Iterator[s
 
 def _wrong_test_labels(content: Mapping[str, Any]) -> Any:
     """Returns which labels of test parts are wrong (``noise.legacy``); None where they are as the data have them."""
-    noise = value_at(content, "noise")
+    noise = value_at(comparable(content), "noise")
     wrong = isinstance(noise, Mapping) and noise.get("legacy") and noise.get("ratio") and noise.get("kind") != "none"
     return dict(noise) if wrong else None
 

@@ -62,6 +62,7 @@ TOGETHER = {
     "TrainConfig.eps": {"optimizer": "adam"},
     "TrainConfig.straggler_epochs": {"stragglers": 0.5},
     "SyntheticSource.iid": {"alpha": 0, "beta": 0},
+    "LabelNoise.clients": {"kind": "symmetric", "ratio": 0.5},
     "LongTail.order": {"imbalance_factor": 5},
     "LongTail.official_test": {"imbalance_factor": 5},
     "RegressionSection.delta": {"loss": "huber"},

@@ -7,19 +7,32 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from rayfl.errors import ConfigError
+from rayfl.randomness import RandomStreams
+
+_ROUND_OFF = 1e-9
+"""Without it 0.29 of 100 clients, which is 28.999... in floating point, would be 28."""
+
 
 class LabelNoise(BaseModel):
     """Labels that are wrong with a fixed probability (SuPerFed, KDD 2022, section 4.3).
 
     ``pair``: a sample of class i is labelled (i + 1) mod C; ``symmetric``: any of the other classes, all equally
     likely. Train and validation parts are noisy, test parts are clean. Which samples are wrong does not depend on
-    who owns them.
+    who owns them, but only some of the clients may have wrong labels.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["none", "pair", "symmetric"] = Field(default="none", description="Which wrong labels occur.")
     ratio: float = Field(default=0.0, ge=0, le=1, description="Probability that a label is wrong.")
+    clients: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of the clients whose labels may be wrong, drawn at random; all labels of the others are "
+        "right. 1: all.",
+    )
     legacy: bool = Field(
         default=False,
         description="As SuPerFed's published code, which its Table 4 was made with: the two kinds swapped, and test "
@@ -28,8 +41,8 @@ class LabelNoise(BaseModel):
 
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> LabelNoise:
-        for option in ("ratio", "legacy"):
-            if self.kind == "none" and getattr(self, option):
+        for option in ("ratio", "legacy", "clients"):
+            if self.kind == "none" and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(
                     f"{option}={getattr(self, option)} does nothing with kind=none: set kind=pair or symmetric"
                 )
@@ -44,6 +57,29 @@ class LabelNoise(BaseModel):
     def in_test(self) -> bool:
         """Returns whether test parts are noisy."""
         return self.active and self.legacy
+
+    def owners(self, num_clients: int, streams: RandomStreams) -> frozenset[int]:
+        """Returns the ids of the clients whose labels may be wrong; none where no label is.
+
+        Args:
+            num_clients: K.
+            streams: the experiment's randomness; uses the stream ``noise.clients``.
+
+        Raises:
+            ConfigError: the share is not one client.
+        """
+        if not self.active:
+            return frozenset()
+        if self.clients == 1:
+            return frozenset(range(num_clients))
+        count = int(self.clients * num_clients + _ROUND_OFF)
+        if not count:
+            raise ConfigError(
+                f"noise.clients is {self.clients}, which of {num_clients} clients is not a single one: raise it, or "
+                "leave out the section noise"
+            )
+        drawn = streams.generator("noise.clients").choice(num_clients, size=count, replace=False)
+        return frozenset(int(client) for client in drawn)
 
     def transitions(self, num_classes: int) -> np.ndarray:
         """T with T[i, j] = P(label j | class i), float64 of shape (C, C)."""

@@ -81,7 +81,8 @@ class NaturalDataset(FederatedDataset):
         path: a file of natural clients, Parquet or Arrow.
         validation: fraction of the train samples held out, in [0, 1).
         streams: the experiment's randomness; uses the stream ``holdout`` of each client, and ``public``.
-        noise: wrong labels in train and validation parts; uses the stream ``noise`` of each client.
+        noise: wrong labels in train and validation parts; uses the stream ``noise`` of each client, and
+            ``noise.clients``.
         public: number of unlabelled samples that belong to no client, drawn from the train parts.
         transform: what is done to images.
         test: fraction of the samples held out for testing, for a file without a test part of its own (null: 0.2).
@@ -135,6 +136,7 @@ class NaturalDataset(FederatedDataset):
         names = tuple(rows)
         self.names = tuple(names[position] for position in kept.tolist())
         self._rows = tuple(rows[name] for name in self.names)
+        self._noise_owners = noise.owners(len(self.names), streams)
         self._last: tuple[int, Inputs, np.ndarray] | None = None
         self._taken: list[np.ndarray] = []
         if public:
@@ -170,7 +172,7 @@ class NaturalDataset(FederatedDataset):
     def _labels(self, client: int, y: np.ndarray) -> dict[str, np.ndarray]:
         """The labels of a client's rows as each split has them, with noise or without."""
         noisy = y
-        if self._noise.active:
+        if client in self._noise_owners:
             generator = self._streams.generator("noise", client=client)
             noisy = self._noise.corrupt(y.astype(np.int64), self.spec.num_classes, generator)
         return {"train": noisy, "validation": noisy, "test": noisy if self._noise.in_test else y}

@@ -42,6 +42,17 @@ def test_an_arrow_file_holds_the_same_clients_as_a_parquet_file(tmp_path: Path) 
             assert datasets[0].labels(client)[split].tolist() == examples.y.tolist()
 
 
+def test_only_some_clients_of_a_file_have_wrong_labels(tmp_path: Path) -> None:
+    path = write(tmp_path / "f.arrow", *GROUPS)
+    all_wrong = LabelNoise(kind="symmetric", ratio=1)
+    noise = all_wrong.model_copy(update={"clients": 0.4})
+    clean, wrong, some = (NaturalDataset(path, 0.3, STREAMS, 6, kind) for kind in (LabelNoise(), all_wrong, noise))
+    (owner,) = noise.owners(3, STREAMS)
+    for client in range(3):
+        like = (wrong if client == owner else clean).labels(client)
+        assert all(found.tolist() == like[split].tolist() for split, found in some.labels(client).items())
+
+
 def test_rows_of_an_arrow_file_are_read_in_place(tmp_path: Path) -> None:
     file = open_natural(write(tmp_path / "f.arrow", *GROUPS))
     before = pa.total_allocated_bytes()

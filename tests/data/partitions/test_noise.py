@@ -10,6 +10,7 @@ from rayfl.data.partitions.base import IIDPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.preparation.pooled import PooledDataset
+from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.randomness import RandomStreams
 
@@ -47,7 +48,7 @@ def test_no_noise_changes_nothing() -> None:
     for noise in (LabelNoise(), LabelNoise(kind="pair", ratio=0)):
         assert np.array_equal(noise.corrupt(labels, 7, np.random.default_rng(0)), labels)
         assert not noise.active
-    for options in ({"ratio": 0.5}, {"legacy": True}):
+    for options in ({"ratio": 0.5}, {"legacy": True}, {"clients": 0.5}):
         with pytest.raises(ValueError, match="does nothing with kind=none: set kind=pair"):
             LabelNoise.model_validate(options)
 
@@ -81,6 +82,27 @@ def test_train_and_validation_parts_are_noisy_and_test_parts_clean(legacy: bool)
     assert 0.35 < changed["train"] < 0.65
     assert 0.2 < changed["validation"] < 0.8
     assert (0.2 < changed["test"] < 0.8) if legacy else changed["test"] == 0
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_only_some_clients_have_wrong_labels(legacy: bool) -> None:
+    noise = LabelNoise(kind="pair", ratio=0.5, clients=0.5, legacy=legacy)
+    clean, everybody = dataset(LabelNoise()), dataset(noise.model_copy(update={"clients": 1.0}))
+    found = dataset(noise)
+    owners = noise.owners(4, RandomStreams(0))
+    assert len(owners) == 2 and owners != noise.owners(4, RandomStreams(1))
+    for client in range(4):
+        like = everybody if client in owners else clean
+        for split, labels in found.labels(client).items():
+            assert np.array_equal(labels, like.labels(client)[split])
+            assert np.array_equal(labels, found.load(client)[split].y.numpy())
+
+
+def test_a_share_of_no_client_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"noise\.clients is 0\.2, which of 4 clients is not a single one"):
+        dataset(LabelNoise(kind="pair", ratio=0.5, clients=0.2))
+    assert LabelNoise(kind="pair", clients=0.2).owners(4, RandomStreams(0)) == frozenset()
+    assert len(LabelNoise(kind="pair", ratio=1, clients=0.29).owners(100, RandomStreams(0))) == 29
 
 
 def test_noise_does_not_depend_on_the_owner() -> None:

@@ -70,7 +70,8 @@ class PooledDataset(FederatedDataset):
         ]
         self._public = self._take_public(holdout.public, streams) if public is None else public
         self._noisy = noise.corrupt(y, spec.num_classes, streams.generator("noise")) if noise.active else y
-        self._labels = {"test": self._noisy if noise.in_test else y}
+        self._owners = noise.owners(len(parts), streams)
+        self._in_test = noise.in_test
 
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
@@ -80,11 +81,16 @@ class PooledDataset(FederatedDataset):
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client as copies on the CPU: ``x`` float32 of shape (n, *spec.shape)."""
         places = self._splits[client]
-        return OnDemand(lambda split: self._examples(places[split], self._labels.get(split, self._noisy)))
+        return OnDemand(lambda split: self._examples(places[split], self._labels(client, split)))
 
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
         """The labels of one client by split; inputs are not read."""
-        return {name: self._labels.get(name, self._noisy)[at] for name, at in self._splits[client].items()}
+        return {name: self._labels(client, name)[at] for name, at in self._splits[client].items()}
+
+    def _labels(self, client: int, split: str) -> np.ndarray:
+        """The labels of all samples as a client has them in a split, with noise or without."""
+        noisy = client in self._owners and (split != "test" or self._in_test)
+        return self._noisy if noisy else self._y
 
     def places(self, client: int) -> Places:
         """Indices into the samples, by split."""
