@@ -198,7 +198,8 @@ class FedNoRo(FineTuned):
         # what the received model says of a class that the client lacks is nothing that its prior would let it say
         said = adjusted.log_softmax(-1) * frozen["present"]
         divergence = batch.mean((wanted.exp() * (wanted - said)).sum(-1))
-        return weight * divergence + (1 - weight) * task.loss_of(adjusted, batch)
+        found: Tensor = weight * divergence + (1 - weight) * task.loss_of(adjusted, batch)
+        return found
 
     def sent(self, server: Tree) -> Tree:
         return {"model": server["model"]}
