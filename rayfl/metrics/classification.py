@@ -193,8 +193,8 @@ class ClassificationMeasures(MeasuresBySample):
         groups: np.ndarray | None = None,
     ) -> None:
         self.further, self.classes, self.thresholds = tuple(further), classes, thresholds
-        # without groups every class is in none
-        self._members = members(np.full(classes, -1) if groups is None else groups)
+        # without groups every class is in none; nothing where none are asked for, since this travels with scores
+        self._members = members(np.full(classes, -1) if groups is None else groups) if BY_FREQUENCY in further else None
         sizes = {"f1_macro": 3 * classes, "auroc": 2 * classes * thresholds, BY_FREQUENCY: 2 * len(GROUPS)}
         self._sizes = {name: sizes[name] for name in self.further}
         self.size = STATISTICS_SIZE + sum(self._sizes.values())
@@ -223,6 +223,7 @@ class ClassificationMeasures(MeasuresBySample):
             if name == "f1_macro":
                 parts.append(counted(torch.cat([own & said, said, own], -1), mask).sum(-2).double())
             elif name == BY_FREQUENCY:
+                assert self._members is not None
                 inside = own.double() @ torch.from_numpy(self._members).to(own.device).double()
                 right = inside * (own & said).any(-1, keepdim=True)
                 parts.append(counted(torch.cat([inside, right], -1), mask).sum(-2))
