@@ -94,7 +94,7 @@ def check_unseen(config: ExperimentConfig) -> None:
         )
     if evaluation.unseen_epochs is not None and method.joins_for != "train.local_epochs":
         rule = f"trains as long as {method.joins_for} says" if method.joins_for else "trains nothing"
-        tuned = ", set algorithm.finetune_epochs" if "finetune_epochs" in type(method).model_fields else ""
+        tuned = ", or set algorithm.finetune_epochs" if "finetune_epochs" in type(method).model_fields else ""
         raise ConfigError(f"evaluation.unseen_epochs: a newcomer to {method.name} {rule}: leave it out{tuned}")
     if isinstance(config.partition, FilePartition) and not config.partition.unseen():
         _log.warning(

@@ -157,5 +157,5 @@ class Source(BaseModel, ABC):
         """
         raise ConfigError(
             f"dataset {self.name!r} has no official test part: leave out evaluation.official_test and "
-            "evaluation.official_personalized"
+            "evaluation.official_personalized, or have samples set aside (long_tail.balanced_test, docs/long-tail.md)"
         )

@@ -48,7 +48,10 @@ class FeatureAdapter(nn.Module):
         super().__init__()
         inner = width // config.hidden_share
         if not inner:
-            raise ModelError(f"model.adapter.reduction is {config.reduction}, and the base has {width} features")
+            raise ModelError(
+                f"model.adapter.reduction is {config.reduction}, and the base has {width} features: set it to at most "
+                f"{width}"
+            )
         attention = config.form == "attention"
         self._share = None if attention else config.new_share
         with torch.device("meta"):

@@ -155,7 +155,7 @@ def test_models_with_it_are_not_laid_side_by_side() -> None:
 def test_other_bases_and_what_leaves_nothing_are_refused() -> None:
     with pytest.raises(ModelError, match=r"model\.adapter\.name=features is for CLIP.*not for vit: choose lora or ia3"):
         network("vit", adapter=ATTENTION)
-    with pytest.raises(ModelError, match=r"model\.adapter\.reduction is 33, and the base has 32 features"):
+    with pytest.raises(ModelError, match=r"reduction is 33, and the base has 32 features: set it to at most 32"):
         clip_network({"context": "none"}, adapter={**RESIDUAL, "reduction": 33})
     narrow = clip_network({"context": "none"}, adapter={**RESIDUAL, "reduction": 32}).initialize(0)
     assert [tuple(leaf.shape) for leaf in narrow.values()] == [(1, 32), (32, 1)]
