@@ -57,8 +57,10 @@ def all_further(result: Result) -> list[dict[str, Any]]:
 
 
 def _table_of_server(rows: list[dict[str, Any]], own: PersonalizedRows, metrics: list[Metric]) -> Table:
+    title = f"The server's models on the official test part, {rows[0]['n']} samples"
     table = Table(
-        title=f"The server's models on the official test part, {rows[0]['n']} samples",
+        title=title,
+        min_width=len(title),
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
