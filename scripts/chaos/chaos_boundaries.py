@@ -1,6 +1,6 @@
 """Stops a process, or fails it, at the n-th boundary of a system call that writes to a run's folder.
 
-Only the calls in ``rayfl.storage.files`` are wrapped, and only in a process that asks for it.
+Only the calls in ``rayfl.storage.local_files`` are wrapped, and only in a process that asks for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from rayfl.storage import files as storage
+from rayfl.storage import files
+from rayfl.storage import local_files as storage
 from rayfl.storage.files import Storage
 
 _OPEN, _FSYNC, _REPLACE, _LINK, _DELETE = builtins.open, os.fsync, os.replace, os.link, Storage.delete
@@ -54,7 +55,7 @@ class Boundaries:
     @property
     def _delete(self) -> Callable[[Storage, str], None]:
         def delete(itself: Storage, path: str) -> None:
-            with storage._as_run_error("delete", path):
+            with files._as_run_error("delete", path):
                 self.around("delete", _DELETE, itself, path)
 
         return delete

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rayfl.storage import local_files
+from rayfl.storage.files import Storage
+
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reliability.md"
+
+
+def test_every_call_of_a_write_and_of_a_deletion_has_its_boundaries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "chaos"))
+    boundaries: Any = importlib.import_module("chaos_boundaries").count()
+    for name in ("open", "os"):  # put back at the end
+        monkeypatch.setattr(local_files, name, getattr(local_files, name, open), raising=False)
+    monkeypatch.setattr(Storage, "delete", Storage.delete)
+    boundaries.install()
+    storage = Storage(str(tmp_path))
+    storage.write("commits/one", b"content")
+    written = list(boundaries.names)
+    assert [name for name in written if name.startswith("before")][:4] == [
+        "before open", "before write", "before fsync", "before rename",
+    ]  # fmt: skip
+    assert "within write" in written
+    storage.delete("commits/one")
+    assert boundaries.names[len(written) :] == ["before delete", "after delete"]
 
 
 @pytest.mark.slow
