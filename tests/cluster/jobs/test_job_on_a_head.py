@@ -30,7 +30,7 @@ from tests.support.experiments import small_experiment
 pytest.importorskip("aiohttp", reason="jobs need ray[default]")
 pytestmark = pytest.mark.slow
 
-ROUNDS = 300
+ROUNDS = 700
 """So many that a command that stops the run comes in time on a busy machine."""
 
 
