@@ -99,7 +99,7 @@ class FedNoRo(FineTuned):
         super().check(task, context)
         if context.num_clients < 2:
             raise ConfigError(
-                "fednoro divides the clients into noisy and clean ones, but there is one client: take another method"
+                "FedNoRo divides the clients into noisy and clean ones, but there is one client: take another method"
             )
 
     def remarks(self, context: RoundContext) -> Sequence[str]:

@@ -204,7 +204,7 @@ def _content(
         return [str(error)]
     absent = [path for path in manifest.parts_by_file().get(file, ()) if not has_part(tree, path)]
     if absent:
-        return [f"{FOLDER}/{file.name} lacks parts of the server's tree: {', '.join(absent)}"]
+        return [f"{FOLDER}/{file.name} lacks {len(absent)} parts of the server's tree, such as {absent[0]}"]
     owners = {str(client) for client, held in manifest.states.items() if held == file}
     missing = sorted(owners - set(tree), key=int)
     return [f"{FOLDER}/{file.name} lacks the states of clients {', '.join(missing)}"] if missing else []

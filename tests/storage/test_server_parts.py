@@ -12,6 +12,7 @@ import torch
 
 from rayfl.errors import DamageError
 from rayfl.params import Tree, copy
+from rayfl.runs.verification import Report, _content
 from rayfl.storage import server_parts
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
@@ -191,3 +192,12 @@ def test_an_older_rayfl_knows_that_it_cannot_read_it(store: CommitStore) -> None
     content = with_checksum(found)
     assert content["version"] == found.version == 5
     assert parse("manifest-000001.json", json.dumps(content).encode(), "here") == found
+
+
+def test_verifying_names_a_file_that_lacks_parts(store: CommitStore) -> None:
+    report, found = Report(), commit(store, ServerParts(), 1, server())
+    file = next(iter(found.server_parts.values()))
+    wrong = found.model_copy(update={"server_parts": {**found.server_parts, "fleet/98": file, "fleet/99": file}})
+    assert _content(store, found, file, None, report) == []
+    (said,) = _content(store, wrong, file, None, report)
+    assert said == f"commits/{file.name} lacks 2 parts of the server's tree, such as fleet/98"
