@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.parts.replaced_heads import simplex_etf
+from rayfl.optimization.optimizers import Rule
 from rayfl.randomness import RandomStreams
 
 _STREAM = "init.classifier"
@@ -53,14 +54,15 @@ def sparse_simplex(classes: int, dim: int, sparsity: float, norm: float, steps: 
     """
     mask = torch.from_numpy(kept_elements(classes, dim, sparsity, streams))
     vectors = (simplex_etf(classes, dim, streams.generator(_STREAM)) * mask).requires_grad_()
-    optimizer, itself = torch.optim.Adam([vectors], lr=1 / max(steps, 1)), torch.eye(classes, dtype=torch.bool)
-    for _ in range(steps):
+    adam, itself = Rule(lr=1 / max(steps, 1), optimizer="adam"), torch.eye(classes, dtype=torch.bool)
+    slots = [[torch.zeros(classes, dim, dtype=vectors.dtype)] for _ in adam.slots]
+    for step in range(steps):
         lengths = vectors.norm(dim=1)
         directions = vectors / lengths[:, None]
         nearest = (directions @ directions.T).masked_fill(itself, -1).amax(1)
         angles = nearest.clamp(-_WIDEST, _WIDEST).arccos()
         loss = (lengths - norm).square().sum() - angles.mean()
         (slope,) = torch.autograd.grad(loss, [vectors])
-        vectors.grad = slope * mask
-        optimizer.step()
+        with torch.no_grad():
+            adam.step([vectors], [slope * mask], slots, torch.tensor(step + 1.0))
     return vectors.detach()

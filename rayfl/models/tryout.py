@@ -134,19 +134,23 @@ def _why_padding_matters(
 
 
 def _try_vmap(network: Network, tree: dict[str, Tensor], x: Tensor) -> None:
-    """Two stacked models on the device ``meta``, which costs neither time nor memory."""
+    """Two stacked models, of which one has memory.
+
+    The device ``meta`` computes nothing, but PyTorch imports its compiler for it, which takes longer.
+    """
 
     def loss(tree: dict[str, Tensor], x: Tensor, mask: Tensor, key: Tensor) -> Tensor:
         network.begin_step(key, True)
         return network.logits(tree, x, training=True, mask=mask).square().mean()
 
-    meta = torch.device("meta")
-    stack = {name: torch.empty(2, *tensor.shape, device=meta) for name, tensor in tree.items()}
-    moved = [stack[name].requires_grad_() for name in network.parameter_names]
-    inputs = torch.empty(2, *x.shape, dtype=x.dtype, device=meta)
-    mask, keys = torch.empty(2, len(x), device=meta), torch.empty(2, dtype=torch.int64, device=meta)
+    moved = {name: tree[name].detach().requires_grad_() for name in network.parameter_names}
+    stack = {
+        name: moved[name].expand(2, *leaf.shape) if name in moved else torch.stack([leaf, leaf])
+        for name, leaf in tree.items()
+    }
+    inputs, mask, keys = torch.stack([x, x]), torch.ones(2, len(x)), torch.zeros(2, dtype=torch.int64)
     try:
-        torch.autograd.grad(vmap(loss)(stack, inputs, mask, keys).sum(), moved, materialize_grads=True)
+        torch.autograd.grad(vmap(loss)(stack, inputs, mask, keys).sum(), [*moved.values()], materialize_grads=True)
     except Exception as error:  # whatever the model's own code raises
         network.refuse_vectorization(f"vmap fails: {(str(error) or type(error).__name__).splitlines()[0]}")
     finally:

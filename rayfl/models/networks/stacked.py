@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rayfl.examples import InputSpec
 from rayfl.models.architecture import Architecture
@@ -43,16 +43,17 @@ class StackedNet(ClassificationModel):
 
 
 def map_shape(architecture: Architecture, spec: InputSpec, body: nn.Module) -> tuple[int, int, int]:
-    """Channels, rows and columns of what ``body`` makes of an image, found without computing anything.
+    """Channels, rows and columns of what ``body`` makes of an image, found with one that is blank.
+
+    The device ``meta`` computes nothing, but PyTorch imports its compiler for it, which takes longer.
 
     Raises:
         ModelError: the inputs are no images, or too small.
     """
     image = architecture.image(spec)
-    tensors = {**dict(body.named_parameters()), **dict(body.named_buffers())}
-    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     try:
-        maps = functional_call(body, shapes, torch.empty(2, *image, device="meta"))
+        with torch.inference_mode():
+            maps = deepcopy(body).eval()(torch.zeros(1, *image))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise architecture.misfit(spec, f"larger images ({reason})") from None
