@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import scipy
 from pydantic import Field, model_validator
-from scipy.cluster.hierarchy import linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from rayfl.params import Tree
@@ -137,7 +136,8 @@ def _groups(apart: np.ndarray, masses: np.ndarray, capacity: int) -> list[np.nda
     """
     count = len(masses)
     members, total = [[place] for place in range(count)], masses.tolist()
-    pairs = linkage(squareform(apart, checks=False), "ward")[:, :2].astype(int) if count > 1 else []
+    condensed = scipy.spatial.distance.squareform(apart, checks=False)
+    pairs = scipy.cluster.hierarchy.linkage(condensed, "ward")[:, :2].astype(int) if count > 1 else []
     for one, other in pairs:
         members.append(members[one] + members[other])
         total.append(total[one] + total[other])

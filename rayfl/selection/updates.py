@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import scipy
 import torch
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from rayfl.params import Tree, leaves
@@ -114,10 +114,10 @@ def _stacked(vectors: Mapping[int, Tensor], clients: Sequence[int]) -> np.ndarra
 def _apart(ones: np.ndarray, others: np.ndarray, metric: Metric) -> np.ndarray:
     """Returns how far vectors (m, P) are from others (n, P), (m, n)."""
     if metric != "arccos":
-        return cdist(ones, others, _NAMES[metric])  # type: ignore[no-any-return]
+        return scipy.spatial.distance.cdist(ones, others, _NAMES[metric])  # type: ignore[no-any-return]
     mine, theirs = np.flatnonzero(ones.any(axis=1)), np.flatnonzero(others.any(axis=1))
     found = np.zeros((len(ones), len(others)))
     found[mine], found[:, theirs] = np.pi / 2, np.pi / 2
-    cosines = 1 - cdist(ones[mine], others[theirs], _NAMES[metric])
+    cosines = 1 - scipy.spatial.distance.cdist(ones[mine], others[theirs], _NAMES[metric])
     found[np.ix_(mine, theirs)] = np.arccos(np.clip(cosines, -1, 1))
     return found
