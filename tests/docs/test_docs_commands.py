@@ -119,6 +119,9 @@ def test_the_page_does_what_it_says(page: Path, home: Path, monkeypatch: pytest.
                 check(command)
             elif command.words[0] == "rayfl":
                 run(command)
+            elif command.words[0] == "python" and command.words[1].startswith("examples/"):
+                monkeypatch.setattr(sys, "argv", list(command.words[1:]))
+                runpy.run_path(str(ROOT / command.words[1]), run_name="__main__")
             else:
                 pytest.fail(f"{page.name}: no test runs `{command.text}`, and EXCUSED in {__file__} has no reason")
         monkeypatch.chdir(folder)
