@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Aggregation, Averaging, Clients, check_head, setting
+from algorithms.parts.drawn_features import distribution, divergence, drawn_predictor
 from algorithms.parts.heads import head_logits
-from algorithms.parts.layers import draw_linear, linear
+from algorithms.parts.layers import draw_linear
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.gradients.counted_normals import keyed_normals
 from rayfl.engine.round_context import RoundContext
 from rayfl.objectives import Sum, function
 from rayfl.params import Tree
@@ -140,20 +140,7 @@ class FedSR(Averaging):
 
     def _predictor(self, model: Model, encoder: Model) -> Predictor:
         """The mean probability of the same number of representations of every sample."""
-        count = self.evaluation_samples
-
-        def predictions(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-            own, layer = models
-            features, _ = task.network.head_inputs_and_logits(own, x, training=False)
-            mu, sigma = distribution(layer, features)
-            # All samples have the same noise, so that no score depends on which of them are scored together.
-            keys = torch.arange(count, device=mu.device)
-            places = [mu + sigma * one for one in keyed_normals(keys, mu.shape[1], torch.float32).to(mu)] or [mu]
-            members = [task.predicted(head_logits(task.network, own, place)) for place in places]
-            found: Tensor = members[0] if len(members) == 1 else task.mixed(members)
-            return found
-
-        return Predictor.of(model, encoder, combine=predictions)
+        return drawn_predictor(model, encoder, self.evaluation_samples)
 
     @property
     def _shares_reference(self) -> bool:
@@ -169,12 +156,6 @@ def first_reference(weight: Tensor) -> Tree:
     return {"mean": torch.zeros_like(weight), "spread": torch.ones_like(weight), "factor": weight.new_ones(())}
 
 
-def distribution(encoder: Mapping[str, Tensor], features: Tensor) -> tuple[Tensor, Tensor]:
-    """mu and sigma of the representations of samples, shape (b, d) each, by their features, shape (b, d)."""
-    mu, rho = linear(encoder, features).chunk(2, dim=-1)
-    return mu, F.softplus(rho)
-
-
 def information(mu: Tensor, sigma: Tensor, reference: Mapping[str, Tensor], y: Tensor) -> Tensor:
     """KL( N(kappa mu, kappa^2 sigma^2) || N(r_y, s_y^2) ) of each sample in nats, shape (b,).
 
@@ -184,10 +165,8 @@ def information(mu: Tensor, sigma: Tensor, reference: Mapping[str, Tensor], y: T
         reference: of :func:`first_reference`.
         y: the samples' classes, shape (b,).
     """
-    spread, factor = F.softplus(reference["spread"])[y], reference["factor"].abs()
-    ratio = factor * sigma / spread
-    apart = (reference["factor"] * mu - reference["mean"][y]) / spread
-    return ((ratio.square() + apart.square() - 1) / 2 - ratio.log()).sum(-1)
+    spread, factor = F.softplus(reference["spread"])[y], reference["factor"]
+    return divergence(factor * mu, factor.abs() * sigma, reference["mean"][y], spread)
 
 
 def noise(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -34,6 +34,7 @@ from algorithms.fedbuff import FedBuff
 from algorithms.fedcac import FedCAC
 from algorithms.fedcm import FedCM
 from algorithms.fedcp import FedCP
+from algorithms.fedcr import FedCR
 from algorithms.fedcross import FedCross
 from algorithms.feddbe import FedDBE
 from algorithms.feddc import FedDC
@@ -221,6 +222,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedAS,
         FLUTE,
         FedCP,
+        FedCR,
         GCFL,
         GPFL,
         FedProto,

@@ -36,6 +36,7 @@ PRINTED = {
     "fedcac": "FedCAC",
     "fedcm": "FedCM",
     "fedcp": "FedCP",
+    "fedcr": "FedCR",
     "fedcross": "FedCross",
     "feddbe": "FedDBE",
     "feddc": "FedDC",

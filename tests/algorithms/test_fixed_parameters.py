@@ -199,6 +199,7 @@ HEAD_NEEDED = {
     "flute",
     "fedmrl",
     "fedsr",
+    "fedcr",
     "fediir",
 }
 
@@ -228,6 +229,7 @@ BODY_NEEDED = {
     "fedas",
     "pfedfda",
     "flute",
+    "fedcr",
 }
 
 

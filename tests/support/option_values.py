@@ -21,6 +21,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedaws": {"spread_margin": 1.5},
     "fedcac": {"collaboration_rounds": 3},
     "fedcm": {"alpha": 0.6},
+    "fedcr": {"information_weight": 0.1, "train_samples": 2},
     "fedcross": {"alpha": 0.6},
     "feddbe": {"mean_weight": 5.0, "mean_momentum": 0.4},
     "feddf": {"distill_steps": 5, "server_lr": 0.05},

@@ -80,6 +80,11 @@ def represented(network: Network) -> int:
     return network.num_parameters + 2 * width * (width + 1)
 
 
+def encoded(network: Network) -> int:
+    """Scalars of a body and of such a layer."""
+    return represented(network) - head(network)
+
+
 def represented_names(network: Network) -> Iterable[str]:
     """Names of the tensors of both."""
     return {*network.parameter_names, "matrix", "offset"}

@@ -7,6 +7,7 @@ from algorithms.fedaws import FedAwS
 from algorithms.fedbabu import FedBABU
 from algorithms.fedcac import FedCAC
 from algorithms.fedcp import FedCP
+from algorithms.fedcr import FedCR
 from algorithms.feddbe import FedDBE
 from algorithms.fedetf import FedETF
 from algorithms.fedgc import FedGC
@@ -39,6 +40,7 @@ from tests.support.cases.expected import (
     classes,
     described,
     described_names,
+    encoded,
     features,
     framed,
     framed_names,
@@ -183,6 +185,15 @@ PARTIAL_MODELS = {
         uploads=policed_names,
         private=frozenset({"personal"}),
         averages=False,
+    ),
+    "fedcr": Case(
+        FedCR(information_weight=0.01, train_samples=2),
+        down=lambda network: encoded(network) + 2 * prototypes(network),
+        up=lambda network: encoded(network) + 2 * prototypes(network),
+        uploads=lambda network: {*network.body_names, "matrix", "offset", "means", "precisions"},
+        private=frozenset({"personal"}),
+        averages=False,
+        one_layer=False,
     ),
     "fedas": Case(
         FedAS(), down=body, up=body, uploads=body_names, private=frozenset({"personal", "body"}), averages=False
