@@ -154,7 +154,7 @@ class FedCR(PartialModel):
         count, size = self.train_samples, len(batch.y)
         noise = normals(draw["keys"][:size], count * mu.shape[1]).reshape(size, count, -1)
         logits = head_logits(task.network, trained["model"], mu[:, None] + sigma[:, None] * noise)
-        value = torch.stack([task.loss_of(one, batch) for one in logits.unbind(1)]).mean()
+        value = task.loss_of(logits.flatten(0, 1), repeated(batch, count))
         if self.information_weight == 0:
             return value
         apart = divergence(frozen["mean"][batch.y], frozen["spread"][batch.y], mu, sigma)
@@ -168,6 +168,13 @@ class FedCR(PartialModel):
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         model = self.assembled(client, server["shared"])
         return {"personalized": drawn_predictor(model, server["encoder"], self.evaluation_samples)}
+
+
+def repeated(batch: Batch, count: int) -> Batch:
+    """A mini-batch in which each target is there several times, one after the other; its inputs are as they were."""
+    y, mask = (None if leaf is None else leaf[:, None].expand(-1, count).flatten() for leaf in (batch.y, batch.mask))
+    assert y is not None
+    return Batch(batch.x, y, mask)
 
 
 def class_sums(places: Tensor, labels: Tensor, classes: int) -> Tree:
