@@ -57,6 +57,7 @@ from algorithms.fedgen import FedGen
 from algorithms.fedgh import FedGH
 from algorithms.fedgkd import FedGKD
 from algorithms.fedheal import FedHEAL
+from algorithms.fedhkd import FedHKD
 from algorithms.fediir import FedIIR
 from algorithms.fedkd import FedKD
 from algorithms.fedlc import FedLC
@@ -189,6 +190,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedGen,
         FedFed,
         FedDistill,
+        FedHKD,
         FedDF,
         FedMD,
         FedKD,

@@ -59,6 +59,7 @@ PRINTED = {
     "fedgh": "FedGH",
     "fedgkd": "FedGKD",
     "fedheal": "FedHEAL",
+    "fedhkd": "FedHKD",
     "fediir": "FedIIR",
     "fedkd": "FedKD",
     "fedlc": "FedLC",

@@ -11,7 +11,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "a point in a space of models (a line, a simplex)": ("superfed", "floco", "floco_plus"),
     "a model of its own beside the shared one": (
         *("ditto", "apfl", "pfedme", "l2gd", "mapper", "fedphp", "flda", "pfedbayes"),
-        *("fml", "fedapen", "fedkd", "fedmrl", "perada"),
+        *("fml", "fedapen", "fedkd", "fedmrl", "perada", "fedhkd"),
     ),
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "pfl_da", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),

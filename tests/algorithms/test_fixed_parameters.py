@@ -199,6 +199,7 @@ HEAD_NEEDED = {
     "flute",
     "fedmrl",
     "fedsr",
+    "fedhkd",
     "fedcr",
     "fediir",
 }

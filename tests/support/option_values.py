@@ -38,6 +38,7 @@ BASES: dict[str, dict[str, Any]] = {
         "generator_steps": 3,
         "regularized_epochs": 1,
     },
+    "fedhkd": {"prediction_weight": 0.5, "feature_weight": 0.3},
     "fediir": {"penalty_weight": 0.3},
     "fedkd": {"energy_start": 0.6, "energy_end": 0.9},
     "fedloge": {"classifier_steps": 10, "classifier_norm": 0.7},

@@ -11,6 +11,7 @@ from algorithms.fedah import FedAH
 from algorithms.fedala import FedALA
 from algorithms.fedapen import FedAPEN
 from algorithms.fedem import FedEM
+from algorithms.fedhkd import FedHKD
 from algorithms.fedkd import FedKD
 from algorithms.fedme import FedMe
 from algorithms.fedmrl import FedMRL
@@ -29,7 +30,15 @@ from algorithms.pfedbayes import PFedBayes
 from algorithms.pfedme import PFedMe
 from algorithms.superfed import SuPerFed
 from tests.support.cases.base import Case
-from tests.support.cases.expected import all_names_and_choice, no_names, triangle, triangle_names, twice
+from tests.support.cases.expected import (
+    all_names_and_choice,
+    classes,
+    no_names,
+    prototypes,
+    triangle,
+    triangle_names,
+    twice,
+)
 
 OWN_MODELS = {
     "fedmtl": Case(FedMTL(), private=frozenset({"personal"}), averages=False, relabels=False, numbers=(1, 0)),
@@ -97,6 +106,13 @@ OWN_MODELS = {
     "fedphp": Case(FedPHP(transfer_weight=0.1), private=frozenset({"hpm", "selections"})),
     "fedapen": Case(
         FedAPEN(weight_lr=0.1, weight_epochs=2, tuning_data="train"), private=frozenset({"private", "share"})
+    ),
+    "fedhkd": Case(
+        FedHKD(prediction_weight=0.5, feature_weight=0.3),
+        down=lambda network: network.num_parameters + prototypes(network) + classes(network) * (classes(network) + 1),
+        up=lambda network: network.num_parameters + prototypes(network) + classes(network) * (classes(network) + 1),
+        uploads=lambda network: {*network.parameter_names, "features", "predictions", "counts"},
+        private=frozenset({"personal"}),
     ),
     "fml": Case(FML(), private=frozenset({"private"})),
     "fml-persistent": Case(FML(persist_private_optimizer=True), private=frozenset({"private", "optimizer"})),
