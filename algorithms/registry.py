@@ -40,6 +40,7 @@ from algorithms.feddbe import FedDBE
 from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
+from algorithms.feddisco import FedDisco
 from algorithms.feddistill import FedDistill
 from algorithms.feddpa import FedDPA
 from algorithms.feddwa import FedDWA
@@ -174,6 +175,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedDecorr,
         FedSR,
         FedIIR,
+        FedDisco,
         FedSAM,
         FedLESAM,
         FedCM,

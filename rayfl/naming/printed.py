@@ -42,6 +42,7 @@ PRINTED = {
     "feddc": "FedDC",
     "feddecorr": "FedDecorr",
     "feddf": "FedDF",
+    "feddisco": "FedDisco",
     "feddistill": "FedDistill",
     "feddpa": "FedDPA",
     "feddwa": "FedDWA",

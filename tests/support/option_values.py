@@ -25,6 +25,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedcross": {"alpha": 0.6},
     "feddbe": {"mean_weight": 5.0, "mean_momentum": 0.4},
     "feddf": {"distill_steps": 5, "server_lr": 0.05},
+    "feddisco": {"offset": 0.3},
     "feddwa": {"top_k": 2},
     "fedem": {"components": 2},
     "fedetf": {"alternations": 2, "finetune_epochs": 1},

@@ -66,7 +66,7 @@ def measured(config: ExperimentConfig, memory: Any = None, calls: Sequence[Probe
     return measure(host, config.engine, found, memory or Scripted(50, 110), "node x", 7)
 
 
-PLAIN = {"dispfl", "fediir", "fedmd", "mime", "fedpcl", "pacfl", "pefll", "pfedhn", "qfedavg", "term"}
+PLAIN = {"dispfl", "feddisco", "fediir", "fedmd", "mime", "fedpcl", "pacfl", "pefll", "pfedhn", "qfedavg", "term"}
 """Measured by federated averaging's steps: the round's first call takes none, or the server works before it."""
 
 

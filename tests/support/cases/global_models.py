@@ -18,6 +18,7 @@ from algorithms.fedcross import FedCross
 from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
+from algorithms.feddisco import FedDisco
 from algorithms.feddyn import FedDyn
 from algorithms.fedema import FedEMA
 from algorithms.fedexp import FedExP
@@ -119,6 +120,14 @@ GLOBAL_MODELS = {
     "fedrs": Case(FedRS(finetune_epochs=1)),
     "fedrs-counts": Case(FedRS(alpha=0.1, scaling="counts")),
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
+    # a client says its discrepancy when it first takes part
+    "feddisco": Case(
+        FedDisco(discrepancy_weight=0.3, offset=0.3, finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "discrepancy"},
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
