@@ -93,6 +93,7 @@ from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
 from algorithms.fedselect import FedSelect
 from algorithms.fedsmoo import FedSMOO
+from algorithms.fedsol import FedSOL
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fedtgp import FedTGP
@@ -177,6 +178,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedIIR,
         FedDisco,
         FedSAM,
+        FedSOL,
         FedLESAM,
         FedCM,
         Mime,

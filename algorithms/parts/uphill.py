@@ -21,7 +21,7 @@ class Uphill(NamedTuple):
 
     Attributes:
         value: f(w + e) for a constant e, a scalar whose gradient is that of f at w + e.
-        gradient: of f at w, a constant.
+        gradient: of f (or of what is given in its place) at w, a constant.
         apart: e, of the shapes of the gradient.
     """
 
@@ -30,7 +30,13 @@ class Uphill(NamedTuple):
     apart: Tree
 
 
-def loss_uphill(model: Model, batch: Batch, task: Task, perturbation: Callable[[Tree, Tree], Tree]) -> Uphill:
+def loss_uphill(
+    model: Model,
+    batch: Batch,
+    task: Task,
+    perturbation: Callable[[Tree, Tree], Tree],
+    of: Callable[[Model, Batch], Tensor] | None = None,
+) -> Uphill:
     """Returns the loss at w + e, where e is made from the gradient at w.
 
     Both passes have the same masks of dropout. Running statistics are recorded by the first pass alone, at w.
@@ -40,9 +46,10 @@ def loss_uphill(model: Model, batch: Batch, task: Task, perturbation: Callable[[
         batch: the samples, whose mean loss is f.
         task: the loss.
         perturbation: makes e from the parameters and the gradient at w, all of the same shapes.
+        of: the function that has that gradient, in place of the loss; a scalar of a model and samples.
     """
     here, drawn = parameters(model, task), task.network.draws
-    gradient, recorded = constant_slope(model, batch, task)
+    gradient, recorded = constant_slope(model, batch, task, of)
     task.network.draws = drawn  # the second pass has the masks of the first
     apart = perturbation({name: leaf.detach() for name, leaf in here.items()}, gradient)
     moved = {name: leaf + apart[name] for name, leaf in here.items()}

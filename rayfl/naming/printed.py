@@ -94,6 +94,7 @@ PRINTED = {
     "fedsam": "FedSAM",
     "fedselect": "FedSelect",
     "fedsmoo": "FedSMOO",
+    "fedsol": "FedSOL",
     "fedspeed": "FedSpeed",
     "fedsr": "FedSR",
     "fedtgp": "FedTGP",

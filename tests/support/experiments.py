@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedcr": {"name": "fedcr", "information_weight": 0.01, "train_samples": 2},
     "fedhkd": {"name": "fedhkd", "noise": 0.01},
     "feddisco": {"name": "feddisco", "finetune_epochs": 1},
+    "fedsol": {"name": "fedsol", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},
     "fedgen": {"name": "fedgen", "generator_steps": 10, "generator_hidden": 16},

@@ -40,6 +40,7 @@ from algorithms.fedprox import FedProx
 from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
 from algorithms.fedsmoo import FedSMOO
+from algorithms.fedsol import FedSOL
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fedu import FedU
@@ -120,6 +121,8 @@ GLOBAL_MODELS = {
     "fedrs": Case(FedRS(finetune_epochs=1)),
     "fedrs-counts": Case(FedRS(alpha=0.1, scaling="counts")),
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
+    "fedsol": Case(FedSOL(radius=0.5, finetune_epochs=1)),
+    "fedsol-fixed": Case(FedSOL(radius=0.2, adaptive=False)),
     # a client says its discrepancy when it first takes part
     "feddisco": Case(
         FedDisco(discrepancy_weight=0.3, offset=0.3, finetune_epochs=1),
