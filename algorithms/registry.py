@@ -27,6 +27,7 @@ from algorithms.fedapen import FedAPEN
 from algorithms.fedas import FedAS
 from algorithms.fedasync import FedAsync
 from algorithms.fedavg import FedAvg
+from algorithms.fedawa import FedAWA
 from algorithms.fedaws import FedAwS
 from algorithms.fedbabu import FedBABU
 from algorithms.fedbn import FedBN
@@ -177,6 +178,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedSR,
         FedIIR,
         FedDisco,
+        FedAWA,
         FedSAM,
         FedSOL,
         FedLESAM,

@@ -29,6 +29,7 @@ PRINTED = {
     "fedasync": "FedAsync",
     "fedavg": "FedAvg",
     "fedavgm": "FedAvgM",
+    "fedawa": "FedAWA",
     "fedaws": "FedAwS",
     "fedbabu": "FedBABU",
     "fedbn": "FedBN",

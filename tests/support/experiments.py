@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedcr": {"name": "fedcr", "information_weight": 0.01, "train_samples": 2},
     "fedhkd": {"name": "fedhkd", "noise": 0.01},
     "feddisco": {"name": "feddisco", "finetune_epochs": 1},
+    "fedawa": {"name": "fedawa", "server_steps": 3, "server_lr": 0.1, "finetune_epochs": 1},
     "fedsol": {"name": "fedsol", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},

@@ -18,6 +18,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedamp": {"sigma": 2.0, "alpha": 20.0, "alpha_every": 1, "alpha_min": 0.3},
     "fedap": {"warmup": 0.4},
     "fedapen": {"weight_lr": 0.5, "weight_epochs": 2, "tuning_data": "train"},
+    "fedawa": {"server_steps": 3, "server_lr": 0.2},
     "fedaws": {"spread_margin": 1.5},
     "fedcac": {"collaboration_rounds": 3},
     "fedcm": {"alpha": 0.6},

@@ -11,6 +11,7 @@ from algorithms.elastic import Elastic
 from algorithms.fedadmm import FedADMM
 from algorithms.fedasync import FedAsync
 from algorithms.fedavg import FedAvg
+from algorithms.fedawa import FedAWA
 from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
 from algorithms.fedcm import FedCM
@@ -131,6 +132,7 @@ GLOBAL_MODELS = {
         relabels=False,
         steady=False,
     ),
+    "fedawa": Case(FedAWA(server_steps=2, server_lr=0.2, finetune_epochs=1), averages=False, relabels=False),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
