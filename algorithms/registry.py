@@ -62,6 +62,7 @@ from algorithms.fedheal import FedHEAL
 from algorithms.fedhkd import FedHKD
 from algorithms.fediir import FedIIR
 from algorithms.fedkd import FedKD
+from algorithms.fedlaw import FedLAW
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
 from algorithms.fedloge import FedLoGe
@@ -179,6 +180,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedIIR,
         FedDisco,
         FedAWA,
+        FedLAW,
         FedSAM,
         FedSOL,
         FedLESAM,

@@ -64,6 +64,7 @@ PRINTED = {
     "fedhkd": "FedHKD",
     "fediir": "FedIIR",
     "fedkd": "FedKD",
+    "fedlaw": "FedLAW",
     "fedlc": "FedLC",
     "fedlesam": "FedLESAM",
     "fedloge": "FedLoGe",

@@ -32,6 +32,7 @@ NEEDS = {
     "fedme": [*_EVERYBODY, "holdout.public=1000"],
     "feddf": ["holdout.public=1000"],
     "perada": ["holdout.public=1000"],
+    "fedlaw": ["holdout.public=1000"],
     "fedmd": ["holdout.public=1000"],
     "fedasync": ["system=sampled", "system.mode=buffered"],
     "fedbuff": ["system=sampled", "system.mode=buffered"],

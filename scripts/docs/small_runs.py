@@ -26,6 +26,7 @@ NEEDS = {
     "fedcm": "train.momentum=0",
     "feddc": "train.momentum=0",
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
+    "fedlaw": "holdout.public=200",
     "fedloge": "algorithm.classifier_norm=1",
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",

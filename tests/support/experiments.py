@@ -63,6 +63,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedhkd": {"name": "fedhkd", "noise": 0.01},
     "feddisco": {"name": "feddisco", "finetune_epochs": 1},
     "fedawa": {"name": "fedawa", "server_steps": 3, "server_lr": 0.1, "finetune_epochs": 1},
+    "fedlaw": {"name": "fedlaw", "server_epochs": 2, "finetune_epochs": 1},
     "fedsol": {"name": "fedsol", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},
@@ -244,6 +245,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     },
     "fltrust": {"holdout": {"public": 50}},
     "perada": {"holdout": {"public": 50}},
+    "fedlaw": {"holdout": {"public": 50}},
     "fedmd": {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
         "holdout": {"public": 50},

@@ -29,6 +29,7 @@ from algorithms.fedgen import FedGen
 from algorithms.fedgkd import FedGKD
 from algorithms.fedheal import FedHEAL
 from algorithms.fediir import FedIIR
+from algorithms.fedlaw import FedLAW
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
 from algorithms.fedmgda import FedMGDA
@@ -133,6 +134,7 @@ GLOBAL_MODELS = {
         steady=False,
     ),
     "fedawa": Case(FedAWA(server_steps=2, server_lr=0.2, finetune_epochs=1), averages=False, relabels=False),
+    "fedlaw": Case(FedLAW(server_epochs=2, finetune_epochs=1), averages=False, public=True),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
