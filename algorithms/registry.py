@@ -152,6 +152,7 @@ from algorithms.scaffold import Scaffold
 from algorithms.subfedavg import SubFedAvg
 from algorithms.superfed import SuPerFed
 from algorithms.term import TERM
+from algorithms.turbosvm import TurboSVM
 from rayfl.config.schema import experiment_schema
 
 METHODS: dict[str, type[Algorithm]] = {
@@ -181,6 +182,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedDisco,
         FedAWA,
         FedLAW,
+        TurboSVM,
         FedSAM,
         FedSOL,
         FedLESAM,

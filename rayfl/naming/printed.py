@@ -155,5 +155,6 @@ PRINTED = {
     "subfedavg": "Sub-FedAvg",
     "superfed": "SuPerFed",
     "term": "TERM",
+    "turbosvm": "TurboSVM",
 }
 """By the name in a configuration. Methods of users are printed by the name that their class says."""

@@ -200,6 +200,7 @@ HEAD_NEEDED = {
     "fedmrl",
     "fedsr",
     "fedhkd",
+    "turbosvm",
     "fedcr",
     "fediir",
 }

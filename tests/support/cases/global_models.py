@@ -61,6 +61,7 @@ from algorithms.qfedavg import QFedAvg
 from algorithms.scaffnew import Scaffnew
 from algorithms.scaffold import Scaffold
 from algorithms.term import TERM
+from algorithms.turbosvm import TurboSVM
 from tests.support.cases.base import Case
 from tests.support.cases.expected import (
     classes,
@@ -135,6 +136,7 @@ GLOBAL_MODELS = {
     ),
     "fedawa": Case(FedAWA(server_steps=2, server_lr=0.2, finetune_epochs=1), averages=False, relabels=False),
     "fedlaw": Case(FedLAW(server_epochs=2, finetune_epochs=1), averages=False, public=True),
+    "turbosvm": Case(TurboSVM(finetune_epochs=1), averages=False, relabels=False),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
