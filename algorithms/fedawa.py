@@ -14,6 +14,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.robust import combined, inner_products
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
+from rayfl.optimization.optimizers import Rule
 from rayfl.params import Tree, leaves
 from rayfl.tasks.base import Predictor, Task
 
@@ -84,16 +85,15 @@ class FedAWA(FineTuning):
             start: w.
         """
         products, apart = inner_products(models, dict(leaves(start))), turned(models, start)
-        moving = logits.clone().requires_grad_()
-        optimizer = torch.optim.Adam([moving], lr=self.server_lr, betas=(0.5, 0.999))
-        for _ in range(self.server_steps):
-            optimizer.zero_grad()
+        moving, adam = logits.clone(), Rule(lr=self.server_lr, optimizer="adam", betas=(0.5, 0.999))
+        slots = [[torch.zeros_like(moving)] for _ in adam.slots]
+        for step in range(self.server_steps):
             with torch.enable_grad():
-                weights = moving.softmax(0)
+                at = moving.clone().requires_grad_()
+                weights = at.softmax(0)
                 value = weights @ (distances(products, weights) + apart)
-            (moving.grad,) = torch.autograd.grad(value, [moving])
-            optimizer.step()
-        return moving.detach()
+            adam.step([moving], list(torch.autograd.grad(value, [at])), slots, torch.tensor(step + 1.0))
+        return moving
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         """Trains the received model."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import rel_entr
 
 from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
@@ -126,7 +126,7 @@ def discrepancy(counts: np.ndarray, metric: Metric) -> float:
         return 0.0
     shares, even = counts / counts.sum(), np.full(len(counts), 1 / len(counts))
     if metric == "kl":
-        return float(rel_entr(shares, even).sum())
+        return float(scipy.special.rel_entr(shares, even).sum())
     if metric == "cosine":
         return float(1 - shares @ even / (np.linalg.norm(shares) * np.linalg.norm(even)))
     return float(np.linalg.norm(shares - even, ord=1 if metric == "l1" else 2))
