@@ -57,6 +57,19 @@ class AugmentConfig(BaseModel):
         description="Probability that an image is blurred, by a Gaussian of 0.1 to 2 pixels that is cut off at a "
         "twentieth of the side.",
     )
+    operations: int = Field(
+        default=0,
+        ge=0,
+        description="RandAugment: how many operations each image has one after the other, drawn from fourteen "
+        "(contrasts, colours, rotation, shear, translation), each with a magnitude that is drawn too.",
+    )
+    cutout: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Largest side of a grey square on the image, whose size and place are drawn, as a share of its "
+        "width; 0: none.",
+    )
     patch: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         default=None,
         description="Sides of a window that is cut at random out of an image or a volume, and its mask; null: none is.",
@@ -133,11 +146,13 @@ class AugmentConfig(BaseModel):
                 f"augment.crop is {self.crop}, but images of {spec.shape[1]} x {spec.shape[2]} pixels {done} by "
                 f"{at_most} at most: make it smaller{', or leave it out' if not at_most else ''}"
             )
-        if (self.jitter or self.grayscale) and spec.shape[0] not in (1, 3):
+        if (self.jitter or self.grayscale or self.operations) and spec.shape[0] not in (1, 3):
             raise ConfigError(
                 f"augment: colours are those of images of 1 or 3 channels, but these have {spec.shape[0]}: leave out "
-                "jitter and grayscale"
+                "jitter, grayscale and operations"
             )
+        if (self.operations or self.cutout) and spec.target == "mask":
+            raise ConfigError("augment: operations and cutout change images and not their masks: leave them out")
         if self.grayscale and spec.shape[0] == 1:
             raise ConfigError("augment.grayscale: images of one channel have no colours to lose: leave it out")
         bright = black + 1 if white is None else white

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.images import colours, patches
+from rayfl.data.images import colours, operations, patches
 from rayfl.data.images.places import mirrored, turned, windowed, within
 from rayfl.metrics.language import IGNORED
 
 if TYPE_CHECKING:
     from rayfl.data.images.augment import AugmentConfig
 
-_WHOLE = {"shift", "flip", "turn", "area", "jittered", "grey", "blurred"}
+_WHOLE = {"shift", "flip", "turn", "area", "jittered", "grey", "blurred", "operation", "square"}
 """Kinds of random numbers that change whole images."""
 _RATIO = np.log(4 / 3)
 """Logarithm of the largest ratio of a window's sides."""
@@ -62,8 +62,8 @@ class Augmentation:
         Returns:
             ``shift`` int64 of shape (count, 2), ``flip`` bool of shape (count,), ``turn`` float64 of shape (count, 2)
             with cosine and sine, ``area`` float64 of shape (count, 4) with its top, left, height and width as shares
-            of the sides, as far as the configuration has them; and what :func:`patches.draw` and :func:`colours.draw`
-            give. With several views of an image all have an axis of views after the first.
+            of the sides, as far as the configuration has them; and what :func:`patches.draw`, :func:`colours.draw` and
+            :func:`operations.draw` give. With several views of an image all have an axis of views after the first.
         """
         drawn = self._draw(generator, count * self.views)
         if self.views == 1:
@@ -84,12 +84,13 @@ class Augmentation:
         if self.config.resized_crop < 1:
             drawn["area"] = torch.from_numpy(_windows(generator, count, self.config.resized_crop))
         config = self.config
-        return drawn | colours.draw(generator, count, config.jitter, config.grayscale, config.blur, self.sides)
+        drawn |= colours.draw(generator, count, config.jitter, config.grayscale, config.blur, self.sides)
+        return drawn | operations.draw(generator, count, config.operations, config.cutout, self.sides)
 
     def __call__(self, x: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
-        """Changed images, in fresh memory: rotated, shifted, cut out and stretched, mirrored, and then their colours.
+        """Changed images, in fresh memory: rotated, shifted, cut out and stretched, mirrored, then their colours.
 
-        Whole ones, also with patches.
+        Operations drawn at random come after these, and a grey square last. Whole ones, also with patches.
 
         Args:
             x: images of shape (n, channels, rows, columns).
@@ -97,7 +98,8 @@ class Augmentation:
         """
         black = self.black.to(x)
         white = black + 1 if self.white is None else self.white.to(x)
-        return colours.changed(self._moved(x, drawn, black), drawn, black, white)
+        coloured = colours.changed(self._moved(x, drawn, black), drawn, black, white)
+        return operations.changed(coloured, drawn, black, white)
 
     def both(self, x: Tensor, y: Tensor, drawn: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Changed images, and their targets: masks are changed alike, and count nowhere outside of the old image.

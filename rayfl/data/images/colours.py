@@ -79,39 +79,43 @@ def changed(x: Tensor, drawn: Mapping[str, Tensor], black: Tensor, white: Tensor
         altered = _jittered(plain, drawn) if "jittered" in drawn else plain
         moved = drawn.get("jittered")
         if "grey" in drawn:
-            altered = torch.where(_wide(drawn["grey"]), _brightness(altered).expand_as(altered), altered)
+            altered = torch.where(wide(drawn["grey"]), brightness(altered).expand_as(altered), altered)
             moved = drawn["grey"] if moved is None else moved | drawn["grey"]
         assert moved is not None
-        x = torch.where(_wide(moved), altered * span + lowest, x)
+        x = torch.where(wide(moved), altered * span + lowest, x)
     if "blurred" in drawn:
         soft = _blurred(_blurred(x, drawn["blur_rows"], 2), drawn["blur_columns"], 3)
-        x = torch.where(_wide(drawn["blurred"]), soft, x)
+        x = torch.where(wide(drawn["blurred"]), soft, x)
     return x
 
 
 def _jittered(plain: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
     """Returns images of values from 0 to 1, jittered where ``jittered`` says so."""
-    bright, contrast, saturation = (_wide(one) for one in drawn["tone"].to(plain).unbind(1))
+    bright, contrast, saturation = (wide(one) for one in drawn["tone"].to(plain).unbind(1))
     found = (plain * bright).clamp(0, 1)
-    units = (_brightness(found) * _UNITS).round().to(torch.int64).sum((1, 2, 3))
-    mean = _wide(units.to(plain.dtype) / (_UNITS * plain[0, 0].numel()))
-    found = (found * contrast + mean * (1 - contrast)).clamp(0, 1)
+    found = (found * contrast + mean_brightness(found) * (1 - contrast)).clamp(0, 1)
     if plain.shape[1] == 3:
-        found = (found * saturation + _brightness(found) * (1 - saturation)).clamp(0, 1)
+        found = (found * saturation + brightness(found) * (1 - saturation)).clamp(0, 1)
         turn = drawn["hue"].to(plain)
         channels = [
             sum(found[:, source] * turn[:, channel, source, None, None] for source in range(3)) for channel in range(3)
         ]
         found = torch.stack(channels, 1).clamp(0, 1)  # type: ignore[arg-type]
-    return torch.where(_wide(drawn["jittered"]), found, plain)
+    return torch.where(wide(drawn["jittered"]), found, plain)
 
 
-def _brightness(plain: Tensor) -> Tensor:
+def brightness(plain: Tensor) -> Tensor:
     """Returns the brightness of pixels, shape (n, 1, rows, columns)."""
     if plain.shape[1] == 1:
         return plain
     red, green, blue = (share * plain[:, channel] for channel, share in enumerate(_GREY))
     return (red + green + blue)[:, None]
+
+
+def mean_brightness(plain: Tensor) -> Tensor:
+    """Returns the mean brightness of each image, shape (n, 1, 1, 1); that of whole numbers, in any order the same."""
+    units = (brightness(plain) * _UNITS).round().to(torch.int64).sum((1, 2, 3))
+    return wide(units.to(plain.dtype) / (_UNITS * plain[0, 0].numel()))
 
 
 def _blurred(x: Tensor, taps: Tensor, axis: int) -> Tensor:
@@ -120,7 +124,7 @@ def _blurred(x: Tensor, taps: Tensor, axis: int) -> Tensor:
     found = torch.zeros_like(x)
     for tap in range(taps.shape[1]):
         place = mirrored(torch.arange(size, device=x.device) + (tap - reach), size)
-        found = found + x.index_select(axis, place) * _wide(taps[:, tap].to(x))
+        found = found + x.index_select(axis, place) * wide(taps[:, tap].to(x))
     return found
 
 
@@ -134,6 +138,6 @@ def _turns(angle: np.ndarray) -> np.ndarray:
     return found
 
 
-def _wide(values: Tensor) -> Tensor:
+def wide(values: Tensor) -> Tensor:
     """Returns a value by image, shape (n,), as shape (n, 1, 1, 1)."""
     return values[:, None, None, None]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rayfl.data.images.augmentation import Augmentation
+from rayfl.data.images.views import Changes
 
 EVALUATED = 1024
 """For how many samples an evaluation draws."""
@@ -25,12 +26,12 @@ class Variations:
         drawn: the random numbers; rows are the images in the order in which the update sees them.
     """
 
-    augmentation: Augmentation
+    augmentation: Changes
     drawn: Mapping[str, Tensor]
 
     @classmethod
     def of_steps(
-        cls, augmentation: Augmentation, bounds: Sequence[int], repeats: int, generator: np.random.Generator
+        cls, augmentation: Changes, bounds: Sequence[int], repeats: int, generator: np.random.Generator
     ) -> Variations:
         """Draws for all steps of an update.
 
