@@ -27,6 +27,7 @@ from algorithms.parts.requirements import check_traits
 from algorithms.parts.settings import idle_settings
 from algorithms.parts.settings import setting as setting
 from algorithms.parts.token_weights import check_tokens, tokens_of
+from algorithms.parts.unlabelled_samples import UnlabelledSamples
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -39,7 +40,7 @@ Aggregation = Literal["samples", "uniform", "population", "tokens"]
 """Weights of a mean over clients."""
 
 
-class Algorithm(SamplesOfClients, KeptModels, BaseModel):
+class Algorithm(SamplesOfClients, UnlabelledSamples, KeptModels, BaseModel):
     """Base of all methods.
 
     Class attributes:
@@ -121,11 +122,7 @@ class Algorithm(SamplesOfClients, KeptModels, BaseModel):
         check_traits(self.name, self.needed(), task)
 
     def check(self, task: Task, context: RoundContext) -> None:
-        """Refuses, before any actor starts, what the method cannot run with.
-
-        Raises:
-            rayfl.errors.RayflError: naming the field or model and the fix.
-        """
+        """Refuses, before any actor starts, what the method cannot run with; RayflError names the field and the fix."""
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
         """What a user may not expect of a run with these settings, a sentence each; logged before it starts."""

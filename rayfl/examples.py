@@ -11,6 +11,11 @@ import torch
 
 SPLITS = ("train", "validation", "test")
 
+UNLABELLED = "unlabelled"
+"""Training samples whose labels nobody knows, which are in no split."""
+NO_LABEL = -1
+"""In the place of the label of such a sample."""
+
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""
 
@@ -182,3 +187,8 @@ class Examples:
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
+
+    @classmethod
+    def unlabelled(cls, x: torch.Tensor) -> Self:
+        """Returns samples without labels: their ``y`` is :data:`NO_LABEL`, int64 of shape (n,), on the same device."""
+        return cls(x, torch.full((len(x),), NO_LABEL, dtype=torch.int64, device=x.device))

@@ -10,7 +10,7 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``,
 ``privacy.local``,
 ``privacy.tree.<tensor>``, ``privacy.banded.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``,
-``topology``, ``mask``, ``long_tail``, ``long_tail.order``, ``long_tail.test``,
+``topology``, ``mask``, ``labelled``, ``batches.unlabelled``, ``long_tail``, ``long_tail.order``, ``long_tail.test``,
 ``edges``, ``dispatch``, ``secure_sum``, ``selection``, ``views``, ``augment.gradient``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """

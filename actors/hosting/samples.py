@@ -15,7 +15,7 @@ from actors.hosting.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
 from rayfl.engine.updates.write_guard import WriteGuard
-from rayfl.examples import SPLITS, Examples
+from rayfl.examples import SPLITS, UNLABELLED, Examples
 
 _log = logging.getLogger(__name__)
 _NUMBER_BYTES = {"image": 4, "tokens": 8, "graph": 4}
@@ -70,7 +70,10 @@ class Samples:
             self._ahead.expect(clients, following)
 
     def of(self, client: int) -> Mapping[str, Examples]:
-        """Returns a client's splits, whose tensors are not to be changed. Client K owns the samples of all clients."""
+        """Returns a client's splits, whose tensors are not to be changed. Client K owns the samples of all clients.
+
+        Beside the splits there are its training samples without labels, under ``unlabelled``.
+        """
         return OnDemand(lambda split: self._get(client, split))
 
     def sizes(self, splits: Sequence[str]) -> np.ndarray:
@@ -98,10 +101,12 @@ class Samples:
         found = None if self._ahead is None else self._ahead.take((client, split))
         if found is not None:
             parts: Mapping[str, Examples] = OnDemand(lambda name: found)
-        elif client < self._dataset.num_clients:
-            parts = self._read(client)
-        else:
+        elif client >= self._dataset.num_clients:
             parts = OnDemand(self._everybodys)
+        elif split == UNLABELLED:
+            parts = OnDemand(lambda _: self._read_unlabelled(client))
+        else:
+            parts = self._read(client)
         # A data set that loads all splits at once has all of them cached and counted, so that none is read again.
         names = (split,) if isinstance(parts, OnDemand) else SPLITS
         # All or none: a split that stayed loaded after the next one failed would not be counted.
@@ -128,8 +133,18 @@ class Samples:
 
         return OnDemand(checked) if isinstance(parts, OnDemand) else {split: checked(split) for split in SPLITS}
 
+    def _read_unlabelled(self, client: int) -> Examples:
+        """Returns a client's training samples without labels on the CPU, checked."""
+        whose = f"client {client} ({self._dataset.names[client]}), training samples without labels"
+        with self._reading:
+            x = self._dataset.load_unlabelled(client)
+        if not self._dataset.sound:
+            check_finite(x, whose)
+        check_inputs(x, self._dataset.spec, whose)
+        return Examples.unlabelled(x)
+
     def _read_split(self, client: int, split: str) -> Examples:
-        return self._read(client)[split]
+        return self._read_unlabelled(client) if split == UNLABELLED else self._read(client)[split]
 
     def _fitting(self, running: Sequence[int], begun: Sequence[Key], wanted: Sequence[Key]) -> Sequence[Key]:
         """Makes room for splits to be read ahead.
@@ -162,6 +177,8 @@ class Samples:
         spec = self._dataset.spec
         one = math.prod(spec.shape) * _NUMBER_BYTES[spec.kind]
         one += math.prod(spec.target_shape) * np.dtype(spec.target_type).itemsize
+        if split == UNLABELLED:
+            return one * int(self._dataset.unlabelled_sizes()[client])
         if self._sizes is None:
             self._sizes = self._dataset.sizes()
         return one * int(self._sizes[client, SPLITS.index(split)])
@@ -185,7 +202,7 @@ class Samples:
 
     def _everybodys(self, split: str) -> Examples:
         """Returns a split of all clients that may train, in ascending order of the clients."""
-        parts = [self._read(client)[split] for client in self._everybody]
+        parts = [self._read_split(client, split) for client in self._everybody]
         return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
     def official(self, first: int, read: Callable[[], Examples]) -> Examples:

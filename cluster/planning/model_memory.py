@@ -46,7 +46,7 @@ def server_warning(parts: Parts, memory: int | None = None) -> str | None:
     """
     config, clients = parts.config, parts.num_clients
     method, selection, rule = config.algorithm, config.selection, config.aggregator
-    samples = int(parts.dataset.sizes()[:clients, 0].sum())
+    samples = int(parts.sizes[:clients, 0].sum())
     changes = 4 * clients * getattr(parts.task.network, "num_parameters", 0)
     kept = {
         f"algorithm={method.name} keeps {method.kept_on_server}": method.kept_bytes(parts.task, parts.context, samples)

@@ -32,7 +32,19 @@ from rayfl.tracking.environment import environment_file, starts_before
 from rayfl.tracking.timings import FILE as TIMINGS
 from rayfl.tracking.timings import read_timings
 
-_FIXED = ("seed", "dataset", "transform", "partition", "long_tail", "holdout", "noise", "task", "model", "system")
+_FIXED = (
+    "seed",
+    "dataset",
+    "transform",
+    "partition",
+    "long_tail",
+    "holdout",
+    "noise",
+    "labelled",
+    "task",
+    "model",
+    "system",
+)
 _FIXED_OF_TRAIN = ("optimizer", "optimizer_options", "persist_optimizer", "private_norm")
 """Options that decide the shape of states and tables and the samples of clients: a fork cannot change them."""
 

@@ -120,7 +120,7 @@ class Selector:
 
     @cached_property
     def _samples(self) -> np.ndarray:
-        return self._parts.dataset.sizes()[: self._parts.num_clients, 0]
+        return self._parts.sizes[: self._parts.num_clients, 0]
 
     def _known(self, round: int, progress: Progress) -> Known:
         parts = self._parts

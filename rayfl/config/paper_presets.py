@@ -35,6 +35,7 @@ _ORDER = (
     "long_tail",
     "holdout",
     "noise",
+    "labelled",
     "model",
     "algorithm",
     "train",

@@ -20,6 +20,7 @@ from rayfl.data.images.augment import AugmentConfig
 from rayfl.data.images.transform import TransformConfig
 from rayfl.data.partitions.base import NaturalPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.labelled import Labelled
 from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
@@ -65,6 +66,9 @@ class ExperimentConfig(Section):
     )
     holdout: HoldoutConfig = Field(default_factory=HoldoutConfig, description="each client's validation and test share")
     noise: LabelNoise = Field(default=LabelNoise(), description="wrong labels in what clients train on")
+    labelled: Labelled = Field(
+        default=Labelled(), description="which training samples keep their labels, for semi-supervised learning"
+    )
     task: TaskConfig = Field(
         default=ClassificationSection(), description="what is learned: a class, labels, numbers, the next token"
     )

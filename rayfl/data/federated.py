@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rayfl.data.files.content import Content, unknown
-from rayfl.examples import SPLITS, Examples, InputSpec, Places
+from rayfl.examples import SPLITS, UNLABELLED, Examples, InputSpec, Places
 
 if TYPE_CHECKING:
     from rayfl.data.images.transform import Preprocessing
@@ -30,7 +30,7 @@ class OnDemand(Mapping[str, Examples]):
         self._known: dict[str, Examples] = {}
 
     def __getitem__(self, split: str) -> Examples:
-        if split not in SPLITS:
+        if split not in (*SPLITS, UNLABELLED):
             raise KeyError(split)
         if split not in self._known:
             self._known[split] = self._read(split)
@@ -92,6 +92,18 @@ class FederatedDataset(ABC):
         bounds = np.concatenate([[0], np.cumsum(self.sizes()[client])])
         return {split: np.arange(bounds[i], bounds[i + 1]) for i, split in enumerate(SPLITS)}
 
+    def unlabelled_sizes(self) -> np.ndarray:
+        """Returns how many training samples without a label each client has beside its splits, int64 of shape (K,)."""
+        return np.zeros(self.num_clients, dtype=np.int64)
+
+    def unlabelled_places(self, client: int) -> np.ndarray:
+        """Returns which samples of the source are a client's training samples without a label, int64."""
+        return np.empty(0, dtype=np.int64)
+
+    def load_unlabelled(self, client: int) -> torch.Tensor:
+        """Returns the inputs of a client's training samples without a label, on the CPU, (count, *input shape)."""
+        return self.load(client)["train"].x[:0]
+
     def public_places(self) -> np.ndarray:
         """Returns which samples of the source are public, int64."""
         return np.empty(0, dtype=np.int64)
@@ -134,6 +146,18 @@ class Derived(FederatedDataset):
     def places(self, client: int) -> Places:
         """Returns which samples of the source each split of a client holds."""
         return self._inner.places(client)
+
+    def unlabelled_sizes(self) -> np.ndarray:
+        """Returns how many training samples without a label each client has, int64 of shape (K,)."""
+        return self._inner.unlabelled_sizes()
+
+    def unlabelled_places(self, client: int) -> np.ndarray:
+        """Returns which samples of the source are a client's training samples without a label, int64."""
+        return self._inner.unlabelled_places(client)
+
+    def load_unlabelled(self, client: int) -> torch.Tensor:
+        """Returns the inputs of a client's training samples without a label, on the CPU."""
+        return self._inner.load_unlabelled(client)
 
     def public_places(self) -> np.ndarray:
         """Returns which samples of the source are public, int64."""

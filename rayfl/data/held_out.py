@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from rayfl.data.federated import Derived, FederatedDataset
 from rayfl.errors import ConfigError
@@ -84,3 +85,16 @@ class WithUnseen(Derived):
     def places(self, client: int) -> Places:
         """Returns which samples of the source each split of a client holds."""
         return self._inner.places(self._order[client])
+
+    def unlabelled_sizes(self) -> np.ndarray:
+        """Returns how many training samples without a label each client has, int64 of shape (K,)."""
+        found: np.ndarray = self._inner.unlabelled_sizes()[self._order]
+        return found
+
+    def unlabelled_places(self, client: int) -> np.ndarray:
+        """Returns which samples of the source are a client's training samples without a label, int64."""
+        return self._inner.unlabelled_places(self._order[client])
+
+    def load_unlabelled(self, client: int) -> torch.Tensor:
+        """Returns the inputs of a client's training samples without a label, on the CPU."""
+        return self._inner.load_unlabelled(self._order[client])

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.data.images.views import Changes
+from rayfl.engine.client_samples import ClientSamples
 from rayfl.engine.client_streams import ClientStreams
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.scoring.evaluation import samples_at_a_time
@@ -35,7 +37,7 @@ Draw = Callable[[np.random.Generator, int], Tree]
 _LARGE_BATCH = 256
 
 
-class Client:
+class Client(ClientSamples):
     """One client during one procedure.
 
     Attributes:
@@ -60,6 +62,7 @@ class Client:
         public: Callable[[], Tensor] | None = None,
         work: Fraction = WHOLE,
     ) -> None:
+        super().__init__(examples, public)
         self.id = id
         self.state = state
         self.task = task
@@ -67,14 +70,7 @@ class Client:
         self.work = work
         self.published: dict[str, Predictor] = {}
         self.noised: list[tuple[int, int]] = []
-        self._examples = examples
         self._device = device
-        self._public = public
-
-    @property
-    def num_samples(self) -> int:
-        """n_k, the number of the client's training samples."""
-        return len(self._examples["train"])
 
     @property
     def round(self) -> int:
@@ -90,16 +86,6 @@ class Client:
     def lr(self) -> float:
         """eta_t, the learning rate of the round in which the client began."""
         return self.context.train.lr_in(self.round)
-
-    def examples(self, split: str = "train") -> Examples:
-        """The client's samples of a split (``train`` or ``validation``), on the device."""
-        return self._examples[split]
-
-    def public(self) -> Tensor:
-        """The unlabelled samples that belong to no client (``holdout.public``), on the device; the same for all."""
-        if self._public is None:
-            raise RuntimeError("there are no public samples here")
-        return self._public()
 
     def num_steps(self, epochs: int | None = None, samples: int | None = None) -> int:
         """Local SGD steps of some epochs; a straggler's are fewer.
@@ -138,6 +124,23 @@ class Client:
         train, samples = self.context.train, self.num_samples
         return self._streams.plan(LocalSettings.of(train, self.round, samples, work=self.work, **asked), train, samples)
 
+    def paired_batches(
+        self, first: int, second: int, ratio: int = 1, *, epochs: int | None = None, stream: str = ""
+    ) -> BatchPlan:
+        """Returns mini-batches of two kinds of samples together, for ``plan`` of :meth:`train`.
+
+        A mini-batch has B samples of the first kind, and then ``ratio`` times as many of the second, whose numbers
+        follow those of the first. Steps are those of the configured epochs over the second kind.
+
+        Args:
+            first: how many samples of the first kind there are.
+            second: how many of the second.
+            ratio: how many of the second kind a mini-batch has for each of the first.
+            epochs: over the second kind; default the configured local epochs.
+            stream: suffix of the streams, as that of the pass.
+        """
+        return self._streams.paired(first, second, ratio, epochs, self.work, stream)
+
     async def train(
         self,
         trainable: Tree,
@@ -150,6 +153,8 @@ class Client:
         examples: Examples | None = None,
         settings: TrainConfig | None = None,
         schedule: Schedule | None = None,
+        plan: BatchPlan | None = None,
+        views: Changes | None = None,
         **options: Unpack[LocalOptions],
     ) -> Tree:
         """Minimizes ``objective`` by local steps of the optimizer, from ``trainable``; returns the trained tree.
@@ -170,6 +175,9 @@ class Client:
                 targets, one a row, which the objective reads as ``batch.y``.
             settings: what to train with in place of the section ``train``: optimizer, rate, batch size, clipping.
             schedule: learning rate over the steps of this pass; groups with a rate of their own keep it.
+            plan: the mini-batches, in place of drawn ones; then the steps are its own.
+            views: how the images of ``examples`` are changed at random; the objective finds what it makes in
+                ``batch.x``.
             **options: any of
 
                 * ``epochs``: default the configured local epochs.
@@ -195,7 +203,8 @@ class Client:
         local = LocalSettings.of(train, self.round, len(samples), work=self.work, **options)
         local.check(trainable)
         streams, usual = self._streams, examples is None and settings is None
-        plan = streams.plan(local, train, len(samples))
+        given, plan = plan is not None, streams.plan(local, train, len(samples)) if plan is None else plan
+        varied = examples is None or views is not None or streams.viewed(samples)
         request = TrainRequest(
             client=self.id,
             examples=samples,
@@ -209,7 +218,7 @@ class Client:
             groups=local.groups,
             max_grad_norm=train.max_grad_norm,
             task=task,
-            variations=streams.variations(local, plan) if examples is None or streams.viewed(samples) else None,
+            variations=streams.variations(local, plan, views) if varied else None,
             private=streams.private(local, plan, len(samples), objective, usual, self.noised),
         )
         if local.keep_optimizer:
@@ -217,7 +226,7 @@ class Client:
         if not plan.steps or (each_epoch is None and schedule is None):
             trained: Tree = await Ask(request)
         else:
-            epoch = num_steps(len(samples), train.batch_size, 1, train.drop_last) * local.repeats
+            epoch = 0 if given else num_steps(len(samples), train.batch_size, 1, train.drop_last) * local.repeats
             trained = await in_pieces(request, epoch or plan.steps, each_epoch, schedule)  # no samples: one epoch
         save_optimizer(self.state, request, local)
         return trained

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from rayfl.data.images.variations import Variations
+from rayfl.data.images.views import Changes
 from rayfl.engine.gradients.example_gradients import of_samples_and_others
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.updates.batches import BatchPlan, plan_batches, poisson_batches, sampling_rate
+from rayfl.engine.updates.batches import BatchPlan, joined, plan_batches, poisson_batches, sampling_rate
 from rayfl.engine.updates.local_settings import LocalSettings
 from rayfl.engine.updates.requests import ExamplePrivacy, Objective
 from rayfl.engine.updates.settings import TrainConfig
+from rayfl.engine.updates.stragglers import steps_within
 from rayfl.errors import MethodError
 from rayfl.examples import Examples
 
@@ -54,12 +57,45 @@ class ClientStreams:
         ends = {"drop_last": train.drop_last, "shuffle": train.shuffle}
         return plan_batches(samples, train.batch_size, settings.steps, generator, settings.repeats, **ends)
 
-    def variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
-        """Returns the random augmentation of the plan's images; None without augmentation."""
-        augmentation = self.context.augmentation
-        if augmentation is None:
+    def paired(self, first: int, second: int, ratio: int, epochs: int | None, work: Fraction, stream: str) -> BatchPlan:
+        """Returns mini-batches of two kinds of samples; see :meth:`rayfl.engine.client.Client.paired_batches`.
+
+        Args:
+            first: how many samples of the first kind there are.
+            second: how many of the second.
+            ratio: how many of the second kind a mini-batch has for each of the first.
+            epochs: over the second kind; None: the configured ones.
+            work: the share of the steps that a straggler takes.
+            stream: suffix of the streams ``batches`` and ``batches.unlabelled``.
+        """
+        train = self.context.train
+        wide = train if train.batch_size is None else train.model_copy(update={"batch_size": ratio * train.batch_size})
+        steps = steps_within(wide.steps_of(second, epochs), work)
+        ends = {"drop_last": train.drop_last, "shuffle": train.shuffle}
+
+        def shuffler(name: str) -> np.random.Generator:
+            if not train.shuffle:  # see above
+                return self.context.streams.generator(name, client=self.client)
+            return self.context.streams.generator(f"{name}{stream}", self.round, self.client)
+
+        return joined(
+            plan_batches(first, train.batch_size, steps, shuffler("batches"), **ends),
+            plan_batches(second, wide.batch_size, steps, shuffler("batches.unlabelled"), **ends),
+            first,
+        )
+
+    def variations(self, settings: LocalSettings, plan: BatchPlan, views: Changes | None = None) -> Variations | None:
+        """Returns the random changes of the plan's images; None without any.
+
+        Args:
+            settings: of the pass.
+            plan: its mini-batches.
+            views: the changes; None: those of the section ``augment``.
+        """
+        changes = self.context.augmentation if views is None else views
+        if changes is None:
             return None
-        return Variations.of_steps(augmentation, plan.bounds, settings.repeats, self.generator("augment", settings))
+        return Variations.of_steps(changes, plan.bounds, settings.repeats, self.generator("augment", settings))
 
     def viewed(self, examples: Examples) -> bool:
         """Returns whether a task compares views of these samples, which are images and no other inputs."""

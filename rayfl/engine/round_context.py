@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from rayfl.data.images.augmentation import Augmentation
+from rayfl.data.images.views import Views
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.engine.updates.stragglers import WHOLE, steps_within, work_of
@@ -29,6 +30,7 @@ class RoundContext:
         streams: all random streams.
         final: whether this is the evaluation after the last round.
         augmentation: random augmentation of training images; None without.
+        views: of training images, that the method compares (``Algorithm.views``); None for a method without.
         asked: the clients that began the round, with those that do not answer; empty where that is not known.
         started: where rounds have no barrier, the round in which a client of the cohort began its local update, by
             client, if it was an earlier one: its model is so much older.
@@ -52,6 +54,7 @@ class RoundContext:
     streams: RandomStreams
     final: bool = False
     augmentation: Augmentation | None = None
+    views: Views | None = None
     asked: tuple[int, ...] = ()
     started: Mapping[int, int] = field(default_factory=dict)
     unseen: int = 0

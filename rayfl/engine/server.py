@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rayfl.data.federated import OnDemand
 from rayfl.data.images.variations import Variations
+from rayfl.data.images.views import Changes
 from rayfl.engine.client import Client
 from rayfl.engine.client_streams import ClientStreams
 from rayfl.engine.round_context import RoundContext
@@ -88,11 +89,11 @@ class ServerStreams(ClientStreams):
             )
         return BatchPlan(torch.zeros(0, dtype=torch.int64), (0,) * (settings.steps * settings.repeats + 1))
 
-    def variations(self, settings: LocalSettings, plan: BatchPlan) -> Variations | None:
-        """Returns the views that a task compares; else None: only clients' own images are augmented."""
+    def variations(self, settings: LocalSettings, plan: BatchPlan, views: Changes | None = None) -> Variations | None:
+        """Returns changes that are asked for, or the views that a task compares; only clients' images have others."""
         augmentation = self.context.augmentation
         several = augmentation is not None and augmentation.views > 1 and len(plan.order) > 0
-        return super().variations(settings, plan) if several else None
+        return super().variations(settings, plan, views) if several or views is not None else None
 
     def private(self, *of_pass: Any) -> None:
         """Returns None: only clients' own samples are private."""

@@ -30,6 +30,7 @@ from rayfl.experiment.evaluated import (
     check_unseen,
 )
 from rayfl.experiment.example_privacy import check_example_privacy
+from rayfl.experiment.labels import check_labels
 from rayfl.experiment.messages import check_messages
 from rayfl.experiment.optimizers import check_optimizer
 from rayfl.experiment.privacy import check_privacy
@@ -100,7 +101,8 @@ def check_parts(parts: Parts) -> np.ndarray:
         _log.warning("cluster: there are no actors with backend=inline, and so no effect of %s", ", ".join(idle))
     for remark in (*parts.dataset.remarks(), *names_remarks(parts.dataset.names)):
         _log.warning("dataset: %s", remark)
-    sizes = parts.dataset.sizes()
+    check_labels(parts)
+    sizes = parts.sizes
     check_trainable(sizes[:available, 0], parts.dataset.names)
     check_selection(parts.config, parts.task, parts.context, sizes[:available, 0], parts.devices)
     check_secure_sums(parts.config, parts.task, parts.context, parts.buffered, sizes[:available, 0].tolist())

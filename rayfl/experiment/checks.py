@@ -121,6 +121,8 @@ def check_unlabelled(config: ExperimentConfig, task: NetworkTask) -> None:
     labels = f"task={task.name} learns without labels, and its evaluation needs the true ones of training samples"
     if config.noise.kind != "none":
         raise ConfigError(f"noise: {labels}: leave it out")
+    if config.labelled.active:
+        raise ConfigError(f"labelled: {labels}: leave it out")
     if config.attack.labels != "honest":
         raise ConfigError(f"attack.labels: {labels}: choose attack.message, or leave it out")
     for option in ("official_test", "official_personalized"):

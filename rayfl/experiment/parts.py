@@ -14,6 +14,7 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.data.backdoor import Backdoor, WithBackdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.held_out import WithUnseen, held_out
+from rayfl.data.hidden_labels import WithHiddenLabels
 from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.variations import Variations
 from rayfl.data.opening import open_dataset
@@ -25,9 +26,11 @@ from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
+from rayfl.experiment.changed_images import augmentation_of, views_of
 from rayfl.experiment.checking import check_parts
 from rayfl.experiment.checks import check_server
 from rayfl.experiment.copies import copy_of
+from rayfl.experiment.simulated import schedule_of
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
@@ -78,6 +81,9 @@ class Parts:
 
     def _opened(self, config: ExperimentConfig) -> FederatedDataset:
         opened, share = open_dataset(config, self.streams), config.evaluation.unseen_clients
+        if config.labelled.active:
+            config.labelled.check(config.holdout.public)
+            opened = WithHiddenLabels(opened, config.labelled, self.streams)
         if not share:
             return opened
         partition = self.config.partition
@@ -112,6 +118,14 @@ class Parts:
     def num_unseen(self) -> int:
         """Returns how many clients are held out from training."""
         return self._honest.unseen if isinstance(self._honest, WithUnseen) else 0
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Returns samples by client and split (K, 3); of training samples those that the method learns from."""
+        sizes = self.dataset.sizes()
+        if self.config.algorithm.learns_unlabelled:
+            sizes = sizes + np.array([1, 0, 0]) * self.dataset.unlabelled_sizes()[:, np.newaxis]
+        return sizes
 
     @cached_property
     def assignment(self) -> pa.Table:
@@ -172,6 +186,7 @@ class Parts:
             train,
             RandomStreams(self.config.seed, branch=branch_of(self.config.init, self.config.privacy)),
             augmentation=self.augmentation,
+            views=views_of(self.config, self.dataset),
             unseen=self.num_unseen,
             unseen_epochs=self.config.evaluation.unseen_epochs,
             privacy=self.config.privacy,
@@ -190,10 +205,7 @@ class Parts:
         Raises:
             ConfigError: when the inputs are no images.
         """
-        spec, preprocess, views = self.dataset.spec, self.dataset.preprocess, self.config.task.views
-        if preprocess is None or not self.config.augment.active:
-            return self.config.augment.build(spec, np.zeros(spec.shape[0], dtype=np.float32), views=views)
-        return self.config.augment.build(spec, preprocess.pixel(0), preprocess.pixel(1), views)
+        return augmentation_of(self.config, self.dataset)
 
     @cached_property
     def official_test(self) -> OfficialTest:
@@ -270,12 +282,8 @@ class Parts:
     @cached_property
     def schedule(self) -> Schedule | None:
         """Returns who takes part in which round on simulated devices; None where all that are sampled do."""
-        system, train = self.config.system, self.config.train
-        if isinstance(system, NoSystem):
-            return None
-        samples = [train.samples_in_steps(int(n)) for n in self.dataset.sizes()[: self.num_clients, 0]]
-        kind = BufferedSchedule if system.mode == "buffered" else Schedule
-        return kind(system, self.devices, samples, self.context.cohort_size, self.streams)
+        known, others = self.dataset.sizes()[:, 0], self.dataset.unlabelled_sizes()
+        return schedule_of(self.config, self.devices, known, others, self.context)
 
     @property
     def chosen(self) -> bool:

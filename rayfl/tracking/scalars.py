@@ -91,7 +91,8 @@ def scalars(rows: Iterable[Mapping[str, Any]], chosen: Overview | None = None) -
 def hyper_parameters(config: ExperimentConfig) -> dict[str, Any]:
     """Returns what identifies a run, flat, by dotted path; lists as text."""
     content = config.model_dump(
-        mode="json", include={"seed", "dataset", "partition", "long_tail", "holdout", "model", "algorithm", "train"}
+        mode="json",
+        include={"seed", "dataset", "partition", "long_tail", "holdout", "labelled", "model", "algorithm", "train"},
     )
     return {
         path: value if isinstance(value, bool | int | float | str) else str(value) for path, value in _flat(content, "")

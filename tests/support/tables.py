@@ -16,6 +16,7 @@ from rayfl.data.images.transform import TransformConfig
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.base import NaturalPartition
 from rayfl.data.partitions.holdout import HoldoutConfig
+from rayfl.data.partitions.labelled import Labelled
 from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.sources.rows.parquet import ParquetSource
@@ -72,6 +73,7 @@ def opened(
         holdout=HoldoutConfig(**holdout),
         long_tail=LongTail(),
         noise=LabelNoise(),
+        labelled=Labelled(),
         transform=transform or TransformConfig(),
     )
     return open_dataset(sections, RandomStreams(0))

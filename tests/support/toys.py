@@ -23,6 +23,7 @@ from algorithms.parts.proximity import proximity
 from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augmentation import Augmentation
+from rayfl.data.images.views import Views
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
@@ -145,6 +146,7 @@ class Toy:
         spill: bounds the memory for states (of one host).
         data_memory: bytes of samples that stay loaded.
         augmentation: of training images.
+        views: of training images, that the method compares.
         device: where clients train.
         unseen: how many of the clients, the last ones, take no part in training.
         unseen_epochs: their local epochs when they join.
@@ -166,6 +168,7 @@ class Toy:
     spill: Spill | None = None
     data_memory: int | None = None
     augmentation: Augmentation | None = None
+    views: Views | None = None
     device: torch.device = CPU
     unseen: int = 0
     unseen_epochs: int | None = None
@@ -193,6 +196,7 @@ class Toy:
             self.train,
             streams,
             augmentation=self.augmentation,
+            views=self.views,
             unseen=self.unseen,
             unseen_epochs=self.unseen_epochs,
             privacy=self.privacy,
@@ -214,9 +218,10 @@ class Toy:
             )
             for i in range(self.hosts)
         ]
-        self.federation = Federation(
-            Hosts(InlinePool(self.client_hosts)), self.task, self.context, self.dataset.sizes()
-        )
+        sizes = self.dataset.sizes()
+        if self.algorithm.learns_unlabelled:
+            sizes[:, 0] += self.dataset.unlabelled_sizes()
+        self.federation = Federation(Hosts(InlinePool(self.client_hosts)), self.task, self.context, sizes)
         norm = PrivateNorm(self.task.network, self.train.private_norm, streams)
         self.server = norm.withheld(self.algorithm.init(self.task, self.context))
 

@@ -15,13 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rayfl.data.federated import FederatedDataset
 from rayfl.errors import DataError
-from rayfl.examples import SPLITS, Places
+from rayfl.examples import SPLITS, UNLABELLED, Places
 
 PUBLIC = "public"
-_PARTS = (*SPLITS, PUBLIC)
+_PARTS = (*SPLITS, PUBLIC, UNLABELLED)
 ASSIGNMENT_SCHEMA = pa.schema([("client", pa.int32()), ("split", pa.string()), ("sample", pa.int64())])
 """One row per sample. ``sample`` counts within the source; for data sets that come divided, within the client's rows.
-Public samples have the client -1."""
+Public samples have the client -1. Training samples without a label have the split ``unlabelled``; where the table is
+used as a partition they are training samples like the others, and the section ``labelled`` says which have labels."""
 _UNSEEN_KEY = b"rayfl.unseen"
 """In the schema's metadata: how many clients, the last ones, are held out from training; missing if none is."""
 
@@ -39,6 +40,8 @@ def assignment(dataset: FederatedDataset, unseen: int = 0) -> pa.Table:
         for places in [dataset.places(client)]
         for split in SPLITS
     ]
+    counts = dataset.unlabelled_sizes()
+    rows.extend((k, UNLABELLED, dataset.unlabelled_places(k)) for k in np.flatnonzero(counts).tolist())
     rows.append((-1, PUBLIC, dataset.public_places()))
     sizes = [len(samples) for _, _, samples in rows]
     splits = np.repeat(np.array([_PARTS.index(split) for _, split, _ in rows], dtype=np.int8), sizes)
@@ -55,11 +58,21 @@ def assignment(dataset: FederatedDataset, unseen: int = 0) -> pa.Table:
 
 
 def assignment_hash(table: pa.Table) -> str:
-    """SHA-256 of the table's content, the same for any file format."""
+    """SHA-256 of the table's content, the same for any file format.
+
+    It says who owns which sample, and not which of them have labels: runs that differ only in that can be compared.
+    """
     digest = hashlib.sha256()
-    for column in ("client", "sample"):
-        digest.update(np.ascontiguousarray(table[column].to_numpy()).tobytes())
-    digest.update(np.array([_PARTS.index(split) for split in table["split"].to_pylist()], dtype=np.int8).tobytes())
+    clients, samples = (np.ascontiguousarray(table[column].to_numpy()) for column in ("client", "sample"))
+    parts = np.array([_PARTS.index(split) for split in table["split"].to_pylist()], dtype=np.int8)
+    if (hidden := parts == _PARTS.index(UNLABELLED)).any():
+        parts[hidden] = _PARTS.index("train")
+        # in the order of a table without them: by client, of whom public samples have none and come last
+        order = np.lexsort((samples, parts, np.where(clients < 0, clients.max() + 1, clients)))
+        order[clients[order] < 0] = np.flatnonzero(clients < 0)
+        clients, samples, parts = clients[order], samples[order], parts[order]
+    for column in (clients, samples, parts):
+        digest.update(np.ascontiguousarray(column).tobytes())
     return digest.hexdigest()
 
 
@@ -105,6 +118,7 @@ class FilePartition(BaseModel):
             raise DataError(f"{self.path} gives a sample to two clients or splits")
         clients = table["client"].to_numpy().astype(np.int64)
         parts = pc.index_in(table["split"], pa.array(_PARTS)).to_numpy()
+        parts = np.where(parts == _PARTS.index(UNLABELLED), _PARTS.index("train"), parts)
         public = parts == _PARTS.index(PUBLIC)
         if ((clients < 0) != public).any() or clients.min() < -1 or clients.max() < 0:
             raise DataError(

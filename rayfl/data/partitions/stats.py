@@ -39,6 +39,7 @@ class DatasetStats:
         values: of numbers to predict, and of times and events, by number: least, mean, standard deviation and greatest,
             shape (D, 4); else None.
         value_names: what these numbers are called.
+        unlabelled: by client, the training samples without a label, which are in no split; None where there are none.
     """
 
     num_clients: int
@@ -48,6 +49,7 @@ class DatasetStats:
     label_counts: np.ndarray | None
     values: np.ndarray | None = None
     value_names: tuple[str, ...] = ()
+    unlabelled: np.ndarray | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """The statistics as (label, value) texts for a table of two columns."""
@@ -56,6 +58,9 @@ class DatasetStats:
             *((f"{split} samples", str(count)) for split, count in self.samples.items()),
             *((f"{split} samples per client", str(spread)) for split, spread in self.client_sizes.items()),
         ]
+        if self.unlabelled is not None:
+            rows.append(("unlabelled training samples", str(int(self.unlabelled.sum()))))
+            rows.append(("unlabelled training samples per client", str(_spread(self.unlabelled))))
         if self.client_classes is not None:
             rows.append(("classes per client", str(self.client_classes)))
         if self.label_counts is not None:
@@ -105,7 +110,7 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
             continue
         label_counts += counts
         classes[client] = np.count_nonzero(counts)
-    labelled = spec.target in ("class", "labels", "mask", "nodes")
+    labelled, unlabelled = spec.target in ("class", "labels", "mask", "nodes"), dataset.unlabelled_sizes()
     return DatasetStats(
         num_clients=dataset.num_clients,
         samples={split: int(total) for split, total in zip(SPLITS, sizes.sum(axis=0), strict=True)},
@@ -114,6 +119,7 @@ def dataset_stats(dataset: FederatedDataset) -> DatasetStats:
         label_counts=label_counts if labelled else None,
         values=_described(sums, bounds) if names else None,
         value_names=names,
+        unlabelled=unlabelled if unlabelled.any() else None,
     )
 
 

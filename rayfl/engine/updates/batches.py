@@ -90,6 +90,26 @@ def plan_batches(
     return BatchPlan(torch.from_numpy(order), bounds)
 
 
+def joined(first: BatchPlan, second: BatchPlan, offset: int) -> BatchPlan:
+    """Returns a plan whose mini-batches have those of one plan, and then those of another.
+
+    Args:
+        first: its samples keep their numbers.
+        second: a plan of as many steps, or without any; likewise the first.
+        offset: what is added to the numbers of the second plan's samples.
+    """
+    steps = max(first.steps, second.steps)
+    parts: list[Tensor] = []
+    sizes = [0] * steps
+    for step in range(steps):
+        for plan, added in ((first, 0), (second, offset)):
+            if plan.steps:
+                parts.append(plan.order[plan.bounds[step] : plan.bounds[step + 1]] + added)
+                sizes[step] += len(parts[-1])
+    order = torch.cat(parts) if parts else first.order
+    return BatchPlan(order, tuple(accumulate(sizes, initial=0)))
+
+
 def poisson_batches(
     samples: int, batch_size: int | None, steps: int, generator: np.random.Generator, repeats: int = 1
 ) -> BatchPlan:
