@@ -104,6 +104,7 @@ from algorithms.fedtpg import FedTPG
 from algorithms.fedu import FedU
 from algorithms.fedvarp import FedVARP
 from algorithms.fesem import FeSEM
+from algorithms.fixmatch import FixMatch
 from algorithms.fjord import FjORD
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
@@ -295,6 +296,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedMGDA,
         FedHEAL,
         FedNoRo,
+        FixMatch,
         SubFedAvg,
         LotteryFL,
         FPL,

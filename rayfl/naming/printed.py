@@ -106,6 +106,7 @@ PRINTED = {
     "fedyogi": "FedYogi",
     "fedvarp": "FedVARP",
     "fesem": "FeSEM",
+    "fixmatch": "FedAvg+FixMatch",
     "fjord": "FjORD",
     "flda": "FLDA",
     "flexlora": "FlexLoRA",

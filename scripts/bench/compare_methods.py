@@ -35,10 +35,11 @@ NEEDS = {
     "fedlaw": ["holdout.public=1000"],
     "fedmd": ["holdout.public=1000"],
     "fedasync": ["system=sampled", "system.mode=buffered"],
+    "fixmatch": ["labelled.share=0.1"],
     "fedbuff": ["system=sampled", "system.mode=buffered"],
 }
-"""Settings without which a method does not run: it has no momentum, all clients take part in every round, or none waits
-for another."""
+"""Settings without which a method does not run: it has no momentum, all clients take part in every round, none waits
+for another, or some samples have no labels."""
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ NEEDS = {
     "gcfl": "train.clients_per_round=all",
     "flexlora": "algorithm.ranks=[1,2,4]",
     "flora": "algorithm.ranks=[1,2,4]",
+    "fixmatch": "labelled.share=0.2",
     "fltrust": "holdout.public=100",
     "heterofl": "algorithm.scaler=false",
     "hetlora": "algorithm.ranks=[1,2,4]",

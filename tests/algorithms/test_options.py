@@ -25,6 +25,8 @@ from tests.support.fedme_toys import two_architectures
 from tests.support.option_values import BASES, BESIDE, OTHERS, PERMISSIONS, TRAINING
 from tests.support.toy_networks import normalized_layers, recurrent_layers, two_layers
 from tests.support.toys import ListDataset, Toy, random_clients
+from tests.support.unlabelled_toys import TRAIN as SEMI_TRAIN
+from tests.support.unlabelled_toys import hidden, image_clients, semi_toy
 
 FOURS = TRAIN.model_copy(update={"batch_size": 4})
 
@@ -79,6 +81,7 @@ def made(name: str, settings: Mapping[str, Any], option: str, value: Any) -> boo
 CASE_OF = {case.algorithm.name: case for case in ALGORITHMS.values()}
 ADAPTED = {"feddpa", "fedalt", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair"}
 PROMPTED = {"fedpgp", "fedotp", "pfedmoap", "fedtpg"}
+LEARN_UNLABELLED = {"fixmatch"}
 COHORTS = ([0, 2, 3], [1, 2, 4], [2, 3, 4])
 
 
@@ -92,6 +95,9 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     if name in PROMPTED:
         dataset = clip_images((5, 8, 9, 6, 5, 7))
         return clip_toy(method, dataset=dataset, train=FOURS.model_copy(update={"rounds": 3}), unseen=unseen)
+    if name in LEARN_UNLABELLED:
+        dataset = hidden(image_clients((14, 9, 17, 6, 11, 8), public=9), share=0.3)
+        return semi_toy(method, dataset=dataset, train=SEMI_TRAIN.model_copy(update={"rounds": 3}), unseen=unseen)
     case, public = CASE_OF[name], 12
     data = random_clients((9, 12, 6, 10, 7, 8), public=public)
     clients = [(one.x, one.y) for one in (data.load(client)["train"] for client in range(6))]

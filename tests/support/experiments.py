@@ -68,6 +68,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsol": {"name": "fedsol", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},
+    "fixmatch": {
+        "name": "fixmatch",
+        "threshold": 0.3,
+        "unlabelled_ratio": 2,
+        "proximal_weight": 0.1,
+        "finetune_epochs": 1,
+    },
     "fedgen": {"name": "fedgen", "generator_steps": 10, "generator_hidden": 16},
     "fedfed": {"name": "fedfed", "distillation_rounds": 2, "hidden": 16, "proximal_weight": 0.1},
     "fedkd": {"name": "fedkd"},
@@ -245,6 +252,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "holdout": {"public": 50},
     },
     "fltrust": {"holdout": {"public": 50}},
+    "fixmatch": {"labelled": {"share": 0.3}},
     "perada": {"holdout": {"public": 50}},
     "fedlaw": {"holdout": {"public": 50}},
     "fedmd": {

@@ -52,6 +52,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedphp": {"transfer_weight": 0.1},
     "fedsr": {"length_weight": 0.1, "information_weight": 0.1},
     "fedtgp": {"server_epochs": 2},
+    "fixmatch": {"threshold": 0.4, "unlabelled_ratio": 2},
     **{key: {"widths": (0.5, 1.0, 0.25)} for key in ("heterofl", "fedrolex", "fjord")},
     **{key: {"ranks": (1, 3, 2)} for key in ("flexlora", "flora")},
     **{key: {"simplex_dimension": 2, "assignment_round": 1} for key in ("floco", "floco_plus")},

@@ -48,6 +48,7 @@ from algorithms.fedsr import FedSR
 from algorithms.fedu import FedU
 from algorithms.fedvarp import FedVARP
 from algorithms.fesem import FeSEM
+from algorithms.fixmatch import FixMatch
 from algorithms.fltrust import FLTrust
 from algorithms.fpl import FPL
 from algorithms.gcfl import GCFL
@@ -232,6 +233,8 @@ GLOBAL_MODELS = {
         relabels=False,
         steady=False,
     ),
+    # without unlabelled samples, which its own tests have
+    "fixmatch": Case(FixMatch(proximal_weight=0.1, finetune_epochs=1)),
     "fpl": Case(
         # cluster prototypes go down, as many as there are
         FPL(temperature=0.5),
