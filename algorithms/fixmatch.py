@@ -54,6 +54,12 @@ class FixMatch(WeakAndStrong, FineTuned):
         "distribution": "how sure it is is a probability",
     }
 
+    aggregation: Literal["samples", "uniform", "population"] = setting(
+        "samples",
+        "q_k",
+        "weights of the mean: samples n_k / sum over the cohort; uniform 1/|S|; population n_k / sum over all clients, "
+        "the rest staying on the old server model",
+    )
     unlabelled_weight: float = setting(1.0, "lambda_u", "weight of the loss on unlabelled images", ge=0)
     unlabelled_ratio: int = setting(7, "mu", "unlabelled images in a step for each labelled one", ge=1)
     proximal_weight: float = setting(0.0, "mu_p", "weight of the proximal term; 0: FedAvg+FixMatch", ge=0)
