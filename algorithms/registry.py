@@ -150,6 +150,7 @@ from algorithms.qfedavg import QFedAvg
 from algorithms.rolora import RoLoRA
 from algorithms.scaffnew import Scaffnew
 from algorithms.scaffold import Scaffold
+from algorithms.semifl import SemiFL
 from algorithms.subfedavg import SubFedAvg
 from algorithms.superfed import SuPerFed
 from algorithms.term import TERM
@@ -297,6 +298,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedHEAL,
         FedNoRo,
         FixMatch,
+        SemiFL,
         SubFedAvg,
         LotteryFL,
         FPL,

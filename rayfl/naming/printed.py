@@ -153,6 +153,7 @@ PRINTED = {
     "rolora": "RoLoRA",
     "scaffnew": "Scaffnew",
     "scaffold": "SCAFFOLD",
+    "semifl": "SemiFL",
     "subfedavg": "Sub-FedAvg",
     "superfed": "SuPerFed",
     "term": "TERM",

@@ -36,6 +36,7 @@ NEEDS = {
     "fedmd": ["holdout.public=1000"],
     "fedasync": ["system=sampled", "system.mode=buffered"],
     "fixmatch": ["labelled.share=0.1"],
+    "semifl": ["labelled.at=server", "holdout.public=1000"],
     "fedbuff": ["system=sampled", "system.mode=buffered"],
 }
 """Settings without which a method does not run: it has no momentum, all clients take part in every round, none waits

@@ -50,6 +50,7 @@ NEEDS = {
     "qfedavg": "algorithm.lipschitz=1",
     "scaffnew": "train.clients_per_round=all train.momentum=0",
     "scaffold": "train.momentum=0",
+    "semifl": "holdout.public=100 labelled.at=server algorithm.threshold=0.8",
 }
 """What a method needs of the preset to run there, or to show what it is for."""
 ELSEWHERE = dict.fromkeys(

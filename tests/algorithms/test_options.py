@@ -81,7 +81,7 @@ def made(name: str, settings: Mapping[str, Any], option: str, value: Any) -> boo
 CASE_OF = {case.algorithm.name: case for case in ALGORITHMS.values()}
 ADAPTED = {"feddpa", "fedalt", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair"}
 PROMPTED = {"fedpgp", "fedotp", "pfedmoap", "fedtpg"}
-LEARN_UNLABELLED = {"fixmatch"}
+LEARN_UNLABELLED = {"fixmatch", "semifl"}
 COHORTS = ([0, 2, 3], [1, 2, 4], [2, 3, 4])
 
 

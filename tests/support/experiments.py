@@ -68,6 +68,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsol": {"name": "fedsol", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},
+    "semifl": {"name": "semifl", "threshold": 0.15, "server_batch_size": 16},
     "fixmatch": {
         "name": "fixmatch",
         "threshold": 0.3,
@@ -253,6 +254,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     },
     "fltrust": {"holdout": {"public": 50}},
     "fixmatch": {"labelled": {"share": 0.3}},
+    "semifl": {"labelled": {"at": "server"}, "holdout": {"public": 50}},
     "perada": {"holdout": {"public": 50}},
     "fedlaw": {"holdout": {"public": 50}},
     "fedmd": {

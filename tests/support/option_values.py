@@ -52,6 +52,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedphp": {"transfer_weight": 0.1},
     "fedsr": {"length_weight": 0.1, "information_weight": 0.1},
     "fedtgp": {"server_epochs": 2},
+    "semifl": {"threshold": 0.4},
     "fixmatch": {"threshold": 0.4, "unlabelled_ratio": 2},
     **{key: {"widths": (0.5, 1.0, 0.25)} for key in ("heterofl", "fedrolex", "fjord")},
     **{key: {"ranks": (1, 3, 2)} for key in ("flexlora", "flora")},

@@ -61,6 +61,7 @@ from algorithms.pacfl import PACFL
 from algorithms.qfedavg import QFedAvg
 from algorithms.scaffnew import Scaffnew
 from algorithms.scaffold import Scaffold
+from algorithms.semifl import SemiFL
 from algorithms.term import TERM
 from algorithms.turbosvm import TurboSVM
 from tests.support.cases.base import Case
@@ -232,6 +233,14 @@ GLOBAL_MODELS = {
         averages=False,
         relabels=False,
         steady=False,
+    ),
+    # the server alone: its own tests have images, of which clients can be sure
+    "semifl": Case(
+        SemiFL(threshold=1.0, server_epochs=1),
+        up=lambda network: 1,
+        uploads=lambda network: {"none"},
+        averages=False,
+        public=True,
     ),
     # without unlabelled samples, which its own tests have
     "fixmatch": Case(FixMatch(proximal_weight=0.1, finetune_epochs=1)),
