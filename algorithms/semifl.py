@@ -56,7 +56,7 @@ class SemiFL(WeakAndStrong, Averaging):
     citation: ClassVar[str] = "Diao et al., NeurIPS 2022"
     no_privacy: ClassVar[str] = "its server learns which clients are sure of none of their samples"
     needs: ClassVar[Mapping[Trait, str]] = {
-        "classes": "what its model is sure of is a class",
+        "classes": "what it is sure of is a class",
         "distribution": "how sure it is is a probability",
     }
     server_keeps: ClassVar[str] = "w, v"

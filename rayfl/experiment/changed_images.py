@@ -33,8 +33,8 @@ def views_of(config: ExperimentConfig, dataset: FederatedDataset) -> Views | Non
         return None
     if spec.kind != "image" or len(spec.shape) != 3 or spec.horizon:
         raise ConfigError(
-            f"algorithm: {algorithm.name} compares differently changed images of a sample (channels, rows, columns), "
-            f"but the data set has {spec.words()}: choose another method, or data of images"
+            f"algorithm: {algorithm.name} cannot learn from {spec.words()}: it compares differently changed images "
+            "(channels, rows, columns) of a sample. Choose another method, or data of images"
         )
     return Views(tuple(_built(one, dataset, 1) for one in wanted))
 

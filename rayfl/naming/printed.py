@@ -106,7 +106,7 @@ PRINTED = {
     "fedyogi": "FedYogi",
     "fedvarp": "FedVARP",
     "fesem": "FeSEM",
-    "fixmatch": "FedAvg+FixMatch",
+    "fixmatch": "FixMatch",
     "fjord": "FjORD",
     "flda": "FLDA",
     "flexlora": "FlexLoRA",

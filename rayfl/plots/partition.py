@@ -11,7 +11,7 @@ from rayfl.data.federated import FederatedDataset
 from rayfl.data.files.whole import new_file
 from rayfl.data.partitions.stats import counts_by_class
 from rayfl.errors import ConfigError
-from rayfl.examples import SPLITS, Target
+from rayfl.examples import SPLITS, UNLABELLED, Target
 from rayfl.plots.style import SPLIT_COLOURS
 from rayfl.tracking.plain_text import PLAIN_TEXT
 
@@ -28,6 +28,7 @@ _MOST_IN_ORDER = 200
 """More clients are sorted by their commonest class, so that groups can be seen where single columns cannot."""
 _MOST_TICKS = 26
 _LARGEST_BUBBLE = 0.85
+_UNLABELLED = "0.8"
 DPI = 150
 """Dots per inch where none are asked for."""
 _TENTHS, _IN_TENTHS = 10, ("values", "survival")
@@ -72,7 +73,7 @@ def draw_partition(dataset: FederatedDataset, title: str) -> Figure:
 
     Up to 60 clients are columns of bubbles whose areas are numbers of samples; more, or very unequal ones, are a heat
     map, and above 200 the clients are sorted by their commonest class. Above it are the clients' sizes by split, beside
-    it the classes'.
+    it the classes'. Training samples without a label are in the sizes alone.
 
     Args:
         dataset: whose clients are drawn; their labels are read one client at a time.
@@ -87,7 +88,7 @@ def draw_partition(dataset: FederatedDataset, title: str) -> Figure:
 def _drawn(dataset: FederatedDataset, title: str) -> Figure:
     from matplotlib.figure import Figure
 
-    counts, sizes = label_matrix(dataset), dataset.sizes()
+    counts, sizes = label_matrix(dataset), np.column_stack([dataset.sizes(), dataset.unlabelled_sizes()])
     order = np.arange(len(counts))
     if len(counts) > _MOST_IN_ORDER:
         order = np.lexsort((-sizes.sum(1), counts.argmax(1)))
@@ -202,11 +203,17 @@ def _few_ticks(axes: Axes, classes: int, names: tuple[str, ...] | None) -> None:
 
 
 def _sizes(axes: Axes, sizes: np.ndarray) -> None:
-    """Stacked bars, or filled steps where bars would be thinner than a pixel."""
+    """Stacked bars, or filled steps where bars would be thinner than a pixel.
+
+    Args:
+        axes: to draw on.
+        sizes: samples by client, in the order of the splits, and last training samples without a label; (K, 4).
+    """
     clients = np.arange(len(sizes))
     edges = np.arange(len(sizes) + 1) - 0.5
     base = np.zeros(len(sizes))
-    for split, column, colour in zip(SPLITS, sizes.T, SPLIT_COLOURS, strict=True):
+    parts = (*SPLITS, UNLABELLED)
+    for split, column, colour in zip(parts, sizes.T, (*SPLIT_COLOURS, _UNLABELLED), strict=True):
         if not column.any():
             continue
         if len(sizes) <= _MOST_BUBBLES:
@@ -216,4 +223,4 @@ def _sizes(axes: Axes, sizes: np.ndarray) -> None:
         base = base + column
     axes.set(ylabel="samples", ylim=(0, max(1, base.max()) * 1.05))
     axes.tick_params(labelbottom=False)
-    axes.legend(fontsize="small", ncols=len(SPLITS), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
+    axes.legend(fontsize="small", ncols=len(parts), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)

@@ -35,7 +35,7 @@ NEEDS = {
     "gcfl": "train.clients_per_round=all",
     "flexlora": "algorithm.ranks=[1,2,4]",
     "flora": "algorithm.ranks=[1,2,4]",
-    "fixmatch": "labelled.share=0.2",
+    "fixmatch": "labelled.share=0.2 algorithm.threshold=0.8 algorithm.unlabelled_ratio=1",
     "fltrust": "holdout.public=100",
     "heterofl": "algorithm.scaler=false",
     "hetlora": "algorithm.ranks=[1,2,4]",
@@ -97,9 +97,12 @@ def reference_of(name: str) -> str:
     """Returns the settings of the FedAvg run that a method's curve is shown with.
 
     They are the method's own, but for its hyper-parameters and the section ``system``: FedAvg waits for all of a
-    round's clients, and of that section nothing but the simulated time would follow.
+    round's clients, and of that section nothing but the simulated time would follow. Where the server has all labels,
+    clients of FedAvg have theirs, too: without any they could not train.
     """
-    needs = [need for need in NEEDS.get(name, "").split() if not need.startswith(("system", "algorithm."))]
+    needs = [
+        need for need in NEEDS.get(name, "").split() if not need.startswith(("system", "algorithm.", "labelled.at"))
+    ]
     return " ".join([*_preset(name), "algorithm=fedavg", *needs])
 
 

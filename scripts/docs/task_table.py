@@ -168,6 +168,8 @@ def sections(method: str, task: str) -> dict[str, Any]:
             content["dataset"] = "digits"
         else:
             content["model"]["head"] = {"train": False}
+    if METHODS[method].learns_unlabelled and task == "classification":  # it compares images
+        content["dataset"], content["labelled"] = "digits", {"share": 0.3}
     if method in PROMPTED and task == "classification":
         content["dataset"], folder = "digits", _base("tiny-clip")
         content["model"] = {"name": "pretrained", "folder": folder, "adapter": "none", "head": {"train": False}}

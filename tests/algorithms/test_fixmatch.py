@@ -189,7 +189,7 @@ def config(**sections: Any) -> dict[str, Any]:
     [
         (
             {"dataset": {"name": "breast_cancer"}},
-            "fixmatch compares differently changed images of a sample .* but the data set has vectors of 30 numbers",
+            "fixmatch cannot learn from vectors of 30 numbers .*: it compares differently changed images",
         ),
         (
             {

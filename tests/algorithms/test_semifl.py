@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "server_momentum": 0.0,
         "server_epochs": 3,
         "mix_weight": 2.0,
+        "mix_concentration": 1.5,
     },
     "fixed": {"threshold": 0.4, "mix_weight": 0.0, "server_batch_size": 5, "operations": 1},
 }
@@ -64,7 +65,8 @@ def trained_by_hand(toy: Toy, model: Tree, client: int, round: int, views: Views
     steps = 2 * -(-n // 3)
     first = [fixed[part] for part in cycled(streams.generator("batches", round, client), n, 3, steps)]
     second = [drawn_mix[part] for part in cycled(streams.generator("batches.unlabelled", round, client), n, 3, steps)]
-    shares = streams.generator("mix", round, client).beta(0.75, 0.75, steps) if method.mix_weight else np.ones(steps)
+    a = method.mix_concentration
+    shares = streams.generator("mix", round, client).beta(a, a, steps) if method.mix_weight else np.ones(steps)
     drawn = views.draw(streams.generator("augment", round, client), 2 * sum(map(len, first)))
     leaves = {key: leaf.clone().requires_grad_() for key, leaf in model.items()}
     optimizer, begin = optimized(leaves), 0
@@ -171,7 +173,7 @@ def config(**sections: Any) -> dict[str, Any]:
         ({"labelled": {}, "holdout": {}}, "holdout.public is 0, but in semifl the server trains on labelled samples"),
         (
             {"dataset": {"name": "breast_cancer"}},
-            "semifl compares differently changed images of a sample .* but the data set has vectors of 30 numbers",
+            "semifl cannot learn from vectors of 30 numbers .*: it compares differently changed images",
         ),
     ],
 )

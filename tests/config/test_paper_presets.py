@@ -27,6 +27,7 @@ OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news"
         f"quickstart-{task}"
         for task in (
             "regression",
+            "semi-supervised",
             "multilabel",
             "text",
             "tabular",
