@@ -29,7 +29,7 @@ class Labelled(BaseModel):
         default=None,
         ge=1,
         description="In place of share: how many of each client's training samples of each class keep their labels, "
-        "as far as the client has so many; null: by share.",
+        "or all of those that it has; null: by share.",
     )
     at: Literal["clients", "server"] = Field(
         default="clients",
