@@ -96,7 +96,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
         dataset = clip_images((5, 8, 9, 6, 5, 7))
         return clip_toy(method, dataset=dataset, train=FOURS.model_copy(update={"rounds": 3}), unseen=unseen)
     if name in LEARN_UNLABELLED:
-        dataset = hidden(image_clients((14, 9, 17, 6, 11, 8), public=9), share=0.3)
+        dataset = hidden(image_clients((14, 9, 17, 6, 11, 8), public=9, validated=True), share=0.3)
         return semi_toy(method, dataset=dataset, train=SEMI_TRAIN.model_copy(update={"rounds": 3}), unseen=unseen)
     case, public = CASE_OF[name], 12
     data = random_clients((9, 12, 6, 10, 7, 8), public=public)

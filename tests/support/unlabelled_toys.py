@@ -55,9 +55,13 @@ def flat_layers(double: bool = True, normalized: bool = False) -> Classification
 
 
 def image_clients(
-    sizes: Sequence[int] = SIZES, seed: int = 0, dtype: torch.dtype = torch.float64, public: int = 0
+    sizes: Sequence[int] = SIZES,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    public: int = 0,
+    validated: bool = False,
 ) -> ListDataset:
-    """Clients with images in [0, 1] that have the class of their brightest third; and public ones."""
+    """Clients with images in [0, 1] that have the class of their brightest third; validation parts and public ones."""
     generator = torch.Generator().manual_seed(seed)
 
     def made(count: int) -> tuple[Tensor, Tensor]:
@@ -69,7 +73,8 @@ def image_clients(
 
     clients = [made(size) for size in sizes]
     x, y = made(public)
-    return ListDataset(clients, 3, x, public_labels=y)
+    validation = [made(5) for _ in sizes] if validated else None
+    return ListDataset(clients, 3, x, validation, public_labels=y)
 
 
 def hidden(dataset: FederatedDataset, seed: int = 0, **options: Any) -> FederatedDataset:
