@@ -176,8 +176,7 @@ class Client(ClientSamples):
             settings: what to train with in place of the section ``train``: optimizer, rate, batch size, clipping.
             schedule: learning rate over the steps of this pass; groups with a rate of their own keep it.
             plan: the mini-batches, in place of drawn ones; then the steps are its own.
-            views: how the images of ``examples`` are changed at random; the objective finds what it makes in
-                ``batch.x``.
+            views: how the images of ``examples`` are changed at random; the results are ``batch.x``.
             **options: any of
 
                 * ``epochs``: default the configured local epochs.
