@@ -149,6 +149,14 @@ class ExperimentConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _labels_somewhere(self) -> ExperimentConfig:
+        if self.labelled.at == "server" and not self.holdout.public:
+            raise ValueError(
+                "labelled.at is server, but the server has no samples: set holdout.public, for instance to 100"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _settings_of_the_method(self) -> ExperimentConfig:
         """Gives the section ``train`` what is part of the method."""
         settings: Mapping[str, Any] = getattr(self.algorithm, "train_settings", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -40,15 +41,20 @@ class WithHiddenLabels(Derived):
         self._kept: dict[int, np.ndarray] = {}
         self._train = inner.sizes()[:, 0]
 
+    @cached_property
+    def _known(self) -> np.ndarray:
+        """How many training samples of each client keep their labels, int64 of shape (K,)."""
+        return np.array([len(self._places(client)) for client in range(self.num_clients)], dtype=np.int64)
+
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3); training samples are those with labels."""
         sizes = self._inner.sizes().copy()
-        sizes[:, 0] = [len(self._places(client)) for client in range(self.num_clients)]
+        sizes[:, 0] = self._known
         return sizes
 
     def unlabelled_sizes(self) -> np.ndarray:
         """Returns how many training samples without a label each client has, int64 of shape (K,)."""
-        found: np.ndarray = self._train - self.sizes()[:, 0]
+        found: np.ndarray = self._train - self._known
         return found
 
     def load(self, client: int) -> Mapping[str, Examples]:

@@ -82,7 +82,6 @@ class Parts:
     def _opened(self, config: ExperimentConfig) -> FederatedDataset:
         opened, share = open_dataset(config, self.streams), config.evaluation.unseen_clients
         if config.labelled.active:
-            config.labelled.check(config.holdout.public)
             opened = WithHiddenLabels(opened, config.labelled, self.streams)
         if not share:
             return opened

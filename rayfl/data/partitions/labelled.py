@@ -7,8 +7,6 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rayfl.errors import ConfigError
-
 _ROUND_OFF = 1e-9
 """Without it 0.29 of 100 samples, which is 28.999... in floating point, would be 28."""
 
@@ -52,20 +50,6 @@ class Labelled(BaseModel):
     def active(self) -> bool:
         """Returns whether any label may be hidden."""
         return self != Labelled()
-
-    def check(self, public: int) -> None:
-        """Refuses a run in which nobody has labels.
-
-        Args:
-            public: ``holdout.public``.
-
-        Raises:
-            ConfigError: naming the option and the fix.
-        """
-        if self.at == "server" and not public:
-            raise ConfigError(
-                "labelled.at is server, but the server has no samples: set holdout.public, for instance to 100"
-            )
 
     def kept(self, labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Draws the samples of a client that keep their labels; with ``share`` the draw does not read the labels.

@@ -135,10 +135,14 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
         Labelled.model_validate(options)
 
 
+def test_labels_at_a_server_without_samples_are_refused_by_the_configuration() -> None:
+    with pytest.raises(ValueError, match=r"labelled.at is server, but the server has no samples: set holdout.public"):
+        parts(labelled={"at": "server"})
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"labelled": {"at": "server"}}, "labelled.at is server, but the server has no samples: set holdout.public"),
         (
             {"labelled": {"at": "server"}, "holdout": {"public": 60}},
             "clients have no labels, but fedavg needs some there: set labelled.at=clients",
