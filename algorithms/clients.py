@@ -51,11 +51,14 @@ class Clients(ABC):
     def __init__(self, task: Task, context: RoundContext, samples: np.ndarray) -> None:
         self._task = task
         self._context = context
-        self._samples = np.append(samples, samples[: context.num_clients].sum())
+        self._count(samples)
         self._releases = 0
         self.next_norm: float | None = None
         self.remembered: Tree = {}
         self.changes: dict[int, Tensor] = {}
+
+    def _count(self, samples: np.ndarray) -> None:
+        self._samples = np.append(samples, samples[: self._context.num_clients].sum())
 
     @abstractmethod
     def call(self, call: Call) -> Replies:

@@ -152,7 +152,8 @@ class _RoundStart:
         self.algorithm = config.algorithm
         self.cohort = cohort
         self.host = build_host(config, 0, inline_device(config.cluster.device), tell=print)
-        self.federation = Federation(Hosts(InlinePool([self.host])), parts.task, parts.context, parts.check())
+        clients, sizes = Hosts(InlinePool([self.host])), parts.check()
+        self.federation = Federation(clients, parts.task, parts.context, sizes, samples_in=parts.samples_in)
         self.federation.adopt(before.states if before is not None else {})
         content = parts.initial_server() if before is None else run.store.read_server(before)
         self.server, remembered = without_memory(content)

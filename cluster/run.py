@@ -171,7 +171,8 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         config = parts.config
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
         _check_same_bits(recorder, {host["device"] for host in hosts} or {inline_device(config.cluster.device)})
-        federation = Federation(hosts_of(pool, config, hosts), parts.task, parts.context, sizes, config.clients)
+        clients = hosts_of(pool, config, hosts)
+        federation = Federation(clients, parts.task, parts.context, sizes, config.clients, parts.samples_in)
         listeners = [*callbacks, *tracking_listeners(parts, recorder, federation)]
         driver = Driver(parts, federation, recorder, listeners, stop)
         for note in sorted({host["note"] for host in hosts} - {""}):

@@ -45,6 +45,7 @@ class Federation(Clients):
         context: round context of the experiment.
         sizes: samples by client and split: train, validation, test; of all that may train, then of newcomers.
         policy: how to treat clients that fail; by default the run fails.
+        samples_in: gives the training samples n_k of all clients in a round, where that changes.
 
     Attributes:
         trained_scores: of the models published in this round.
@@ -55,10 +56,17 @@ class Federation(Clients):
     """
 
     def __init__(
-        self, hosts: Hosts, task: Task, context: RoundContext, sizes: np.ndarray, policy: ClientsConfig | None = None
+        self,
+        hosts: Hosts,
+        task: Task,
+        context: RoundContext,
+        sizes: np.ndarray,
+        policy: ClientsConfig | None = None,
+        samples_in: Callable[[int], np.ndarray] | None = None,
     ) -> None:
         super().__init__(task, context, sizes[:, 0])
         self._hosts = hosts
+        self._samples_in = samples_in
         self._policy = policy or ClientsConfig()
         self._evaluation = Evaluation(self._hosts, sizes)
         self._trained_splits: tuple[str, ...] = ()
@@ -113,6 +121,8 @@ class Federation(Clients):
         known = replace(self._context, round=round, final=False, started=dict(started or {}), asked=tuple(asked))
         counted = None if self._context.repeats is None else dict(repeats or {})
         self._context = replace(known, moved_norm=moved_norm, repeats=counted)
+        if self._samples_in is not None:
+            self._count(self._samples_in(round))
         self._past, self._remembered, self._trained_splits = dict(past or {}), remembered or {}, tuple(trained_splits)
         self._participation, self._unscorable = Participation(round, cohort, absent or {}), dict(unscorable or {})
         self._hosts.waited_s, self._hosts.lookups = 0.0, Lookups()

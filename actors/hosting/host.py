@@ -145,6 +145,7 @@ class ClientHost:
         self.running.turn_to("restoring states")
         self.states.restore(job.committed)
         self.running.turn_to("preparing clients")
+        self._samples.turn_to(job.round)
         own = Equipment(
             self.algorithm,
             self.engine,

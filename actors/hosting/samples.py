@@ -15,7 +15,7 @@ from actors.hosting.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
 from rayfl.engine.updates.write_guard import WriteGuard
-from rayfl.examples import SPLITS, UNLABELLED, Examples
+from rayfl.examples import SPLITS, UNLABELLED, Examples, stage_in
 
 _log = logging.getLogger(__name__)
 _NUMBER_BYTES = {"image": 4, "tokens": 8, "graph": 4}
@@ -45,7 +45,8 @@ class Samples:
         unseen: int = 0,
         ahead: bool = True,
     ) -> None:
-        self._dataset = dataset
+        self._all_stages, self._stage = dataset, 0
+        self._dataset = dataset.at(0)
         self._everybody = range(dataset.num_clients - unseen)
         self._device = device
         self._loaded: dict[Key, Examples] = {}
@@ -63,6 +64,17 @@ class Samples:
     def held_bytes(self) -> int:
         """Bytes of samples on the device."""
         return self._recent.bytes
+
+    def turn_to(self, round: int) -> None:
+        """Has clients own what they have in a round (t, 0-indexed); samples of another stage are unloaded."""
+        if (stage := self._all_stages.stage_of(round)) == self._stage:
+            return
+        if self._ahead is not None:
+            self._ahead.stop()
+        for key in [key for key in self._loaded if key[0] != _OFFICIAL]:
+            self._unload(key)
+            self._recent.forget(key)
+        self._dataset, self._stage, self._sizes = self._all_stages.at(stage), stage, None
 
     def expect(self, clients: Sequence[int], following: Sequence[int]) -> None:
         """Notes which clients run now and which run next. Splits that the first use are read ahead for the next."""
@@ -84,7 +96,9 @@ class Samples:
         """
         if self._sizes is None:
             self._sizes = self._dataset.sizes()
-        found = self._sizes[:, [SPLITS.index(split) for split in splits]].sum(1)
+        # test samples of one stage are as many as all of them at most, and nobody needs to know better
+        known = ["test" if stage_in(split) is not None else split for split in splits]
+        found = self._sizes[:, [SPLITS.index(split) for split in known]].sum(1)
         return np.append(found, found[: len(self._everybody)].sum())
 
     def _get(self, client: int, split: str) -> Examples:
@@ -105,10 +119,12 @@ class Samples:
             parts = OnDemand(self._everybodys)
         elif split == UNLABELLED:
             parts = OnDemand(lambda _: self._read_unlabelled(client))
+        elif (stage := stage_in(split)) is not None:
+            parts = OnDemand(lambda _: self._read_tested(client, stage))
         else:
             parts = self._read(client)
         # A data set that loads all splits at once has all of them cached and counted, so that none is read again.
-        names = (split,) if isinstance(parts, OnDemand) else SPLITS
+        names = (split,) if isinstance(parts, OnDemand) else tuple(parts)
         # All or none: a split that stayed loaded after the next one failed would not be counted.
         moved = {name: Examples(parts[name].x.to(self._device), parts[name].y.to(self._device)) for name in names}
         for name, part in moved.items():
@@ -143,7 +159,17 @@ class Samples:
         check_inputs(x, self._dataset.spec, whose)
         return Examples.unlabelled(x)
 
+    def _read_tested(self, client: int, stage: int) -> Examples:
+        """Returns a client's test samples of a stage on the CPU, checked."""
+        with self._reading:
+            part = self._all_stages.at(stage).tested(client)
+        whose = f"client {client} ({self._dataset.names[client]}), test samples of stage {stage + 1}"
+        check_examples(part, self._dataset.spec, whose)
+        return part
+
     def _read_split(self, client: int, split: str) -> Examples:
+        if (stage := stage_in(split)) is not None:
+            return self._read_tested(client, stage)
         return self._read_unlabelled(client) if split == UNLABELLED else self._read(client)[split]
 
     def _fitting(self, running: Sequence[int], begun: Sequence[Key], wanted: Sequence[Key]) -> Sequence[Key]:
@@ -181,7 +207,7 @@ class Samples:
             return one * int(self._dataset.unlabelled_sizes()[client])
         if self._sizes is None:
             self._sizes = self._dataset.sizes()
-        return one * int(self._sizes[client, SPLITS.index(split)])
+        return one * int(self._sizes[client, SPLITS.index("test" if stage_in(split) is not None else split)])
 
     def give_way(self) -> None:
         """Unloads all samples and halves the limit, because the device ran out of memory."""

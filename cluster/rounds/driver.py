@@ -153,7 +153,8 @@ class Driver:
         if scored and evaluation.cohort_received:
             self._evaluations.received(progress, cohort)
         why = ""
-        if progress.over(rounds := self._config.train.rounds) or progress.rounds_completed % evaluation.every == 0:
+        ends_stage = self._config.stages.ends_after(done := progress.rounds_completed)
+        if progress.over(rounds := self._config.train.rounds) or ends_stage or done % evaluation.every == 0:
             why = self._evaluations.everybody(progress)
             progress.ended_early = bool(why)
         self._skipped.note(progress.rounds_completed, self._evaluations.unscored, progress.tables)

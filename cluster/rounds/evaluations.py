@@ -9,6 +9,8 @@ from actors.federation.federation import Federation
 from actors.hosting.failures import Failure
 from cluster.rounds.early_stopping import EarlyStopping
 from cluster.rounds.progress import Progress
+from rayfl.data.partitions.stages import NoStages
+from rayfl.examples import split_of
 from rayfl.experiment.parts import Parts
 from rayfl.results.personalized import check_personalized
 from rayfl.results.summaries import Scores
@@ -89,12 +91,21 @@ class Evaluations:
         official: bool = False,
     ) -> Scores:
         common, own = self._algorithm.served(progress.server, self._parts.context)
-        splits, official = self._config.evaluation.splits, official and self._config.evaluation.official_personalized
+        splits, official = self._splits(progress), official and self._config.evaluation.official_personalized
         whose = self._parts.context.newcomers if newcomers else clients
         scores = self._federation.evaluate(common, splits, final, own, whose, self._report, newcomers, official)
         self.unscored |= self._federation.unscored
         check_personalized(self._algorithm, scores, final)
         return scores
+
+    def _splits(self, progress: Progress) -> tuple[str, ...]:
+        """Returns what is scored: at the end of a stage also the test samples of each stage so far, one by one."""
+        stages, done = self._config.stages, progress.rounds_completed
+        splits: tuple[str, ...] = self._config.evaluation.splits
+        ends = stages.ends_after(done) or progress.over(self._config.train.rounds)
+        if isinstance(stages, NoStages) or not (stages.retested and ends and "test" in splits):
+            return splits
+        return (*splits, *map(split_of, range(stages.stage_of(done - 1) + 1)))
 
     def _record_official(self, progress: Progress) -> None:
         common, _ = self._algorithm.served(progress.server, self._parts.context)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -91,9 +90,9 @@ class Selector:
             chosen.repeats = {client: count for client, count in sorted(counts.items()) if count > 1}
             return sorted(counts)
 
-        everyone = range(parts.num_clients)
         if parts.schedule is None:
-            chosen.turnout = Turnout(tuple(choice(everyone, parts.context.cohort_size)))
+            able = parts.able(round)
+            chosen.turnout = Turnout(tuple(choice(able, min(parts.context.cohort_size, len(able)))))
         else:
             chosen.turnout = parts.schedule.plan(round, progress.clock, choose=choice)
         cohort = chosen.turnout.cohort
@@ -118,13 +117,14 @@ class Selector:
         own = self._strategy.own_after(known, present, changes)
         return replace(chosen.known.after(present), own=own).memory(self._strategy.name)
 
-    @cached_property
-    def _samples(self) -> np.ndarray:
-        return self._parts.sizes[: self._parts.num_clients, 0]
+    def _samples(self, round: int) -> np.ndarray:
+        parts = self._parts
+        found = parts.sizes[:, 0] if parts.samples_in is None else parts.samples_in(round)
+        return found[: parts.num_clients]
 
     def _known(self, round: int, progress: Progress) -> Known:
         parts = self._parts
-        known = Known.remembered(progress.remembered, self._strategy.name, self._samples)
+        known = Known.remembered(progress.remembered, self._strategy.name, self._samples(round))
         generator = parts.context.streams.generator("selection", round)
         if parts.schedule is None:
             return replace(known, round=round, generator=generator)

@@ -34,6 +34,7 @@ ADDED: Mapping[str, Any] = {
     "compression": {"name": "none"},
     "dataset.ignore": None,
     "dataset.labels": "as_found",
+    "stages": {"name": "none"},
     "system.concurrency": None,
     "system.mode": "synchronous",
     "dataset.kind": "auto",

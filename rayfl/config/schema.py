@@ -24,6 +24,7 @@ from rayfl.data.partitions.labelled import Labelled
 from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
+from rayfl.data.partitions.stages import NoStages, Stages
 from rayfl.data.sources.registry import DatasetConfig
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.updates.settings import TrainConfig
@@ -68,6 +69,10 @@ class ExperimentConfig(Section):
     noise: LabelNoise = Field(default=LabelNoise(), description="wrong labels in what clients train on")
     labelled: Labelled = Field(
         default=Labelled(), description="which training samples keep their labels, for semi-supervised learning"
+    )
+    stages: Stages = Field(
+        default_factory=NoStages,
+        description="data that change over rounds: classes or samples that arrive, inputs or labels that drift; none",
     )
     task: TaskConfig = Field(
         default=ClassificationSection(), description="what is learned: a class, labels, numbers, the next token"

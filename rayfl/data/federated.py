@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rayfl.data.files.content import Content, unknown
-from rayfl.examples import SPLITS, UNLABELLED, Examples, InputSpec, Places
+from rayfl.examples import SPLITS, UNLABELLED, Examples, InputSpec, Places, stage_in
 
 if TYPE_CHECKING:
     from rayfl.data.images.transform import Preprocessing
@@ -30,7 +30,7 @@ class OnDemand(Mapping[str, Examples]):
         self._known: dict[str, Examples] = {}
 
     def __getitem__(self, split: str) -> Examples:
-        if split not in (*SPLITS, UNLABELLED):
+        if split not in (*SPLITS, UNLABELLED) and stage_in(split) is None:
             raise KeyError(split)
         if split not in self._known:
             self._known[split] = self._read(split)
@@ -103,6 +103,18 @@ class FederatedDataset(ABC):
     def load_unlabelled(self, client: int) -> torch.Tensor:
         """Returns the inputs of a client's training samples without a label, on the CPU, (count, *input shape)."""
         return self.load(client)["train"].x[:0]
+
+    def stage_of(self, round: int) -> int:
+        """Returns the stage of a round (the section ``stages``), both from 0."""
+        return 0
+
+    def at(self, stage: int) -> FederatedDataset:
+        """Returns the clients with the samples that they have in a stage."""
+        return self
+
+    def tested(self, client: int) -> Examples:
+        """Returns a client's test samples that belong to the stage of :meth:`at`, on the CPU."""
+        return self.load(client)["test"]
 
     def public_places(self) -> np.ndarray:
         """Returns which samples of the source are public, int64."""

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.views import Views
+from rayfl.data.partitions.stages import NoStages, Staged
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.engine.updates.stragglers import WHOLE, steps_within, work_of
@@ -31,6 +32,7 @@ class RoundContext:
         final: whether this is the evaluation after the last round.
         augmentation: random augmentation of training images; None without.
         views: of training images, that the method compares (``Algorithm.views``); None for a method without.
+        stages: how clients' samples change over rounds.
         asked: the clients that began the round, with those that do not answer; empty where that is not known.
         started: where rounds have no barrier, the round in which a client of the cohort began its local update, by
             client, if it was an earlier one: its model is so much older.
@@ -55,6 +57,7 @@ class RoundContext:
     final: bool = False
     augmentation: Augmentation | None = None
     views: Views | None = None
+    stages: Staged | NoStages = field(default_factory=NoStages)
     asked: tuple[int, ...] = ()
     started: Mapping[int, int] = field(default_factory=dict)
     unseen: int = 0
@@ -67,6 +70,16 @@ class RoundContext:
     attackers: frozenset[int] = frozenset()
     repeats: Mapping[int, int] | None = None
     keeps_changes: bool = False
+
+    @property
+    def stage(self) -> int:
+        """Returns the round's stage, from 0; 0 where data do not change."""
+        return self.stages.stage_of(self.round)
+
+    @property
+    def begins_stage(self) -> bool:
+        """Returns whether the round is the first one of a stage after the first stage."""
+        return self.round > 0 and self.stage != self.stages.stage_of(self.round - 1)
 
     @property
     def newcomers(self) -> range:

@@ -37,6 +37,7 @@ from rayfl.experiment.privacy import check_privacy
 from rayfl.experiment.secure_sums import check_secure_sums
 from rayfl.experiment.selection import check_selection
 from rayfl.experiment.shortfalls import check_shortfalls
+from rayfl.experiment.stages import check_stages
 from rayfl.naming.objects import names_an_object
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def check_parts(parts: Parts) -> np.ndarray:
     for remark in (*parts.dataset.remarks(), *names_remarks(parts.dataset.names)):
         _log.warning("dataset: %s", remark)
     check_labels(parts)
+    check_stages(parts)
     sizes = parts.sizes
     check_trainable(sizes[:available, 0], parts.dataset.names)
     check_selection(parts.config, parts.task, parts.context, sizes[:available, 0], parts.devices)

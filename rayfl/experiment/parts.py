@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,17 +11,13 @@ import pyarrow as pa
 
 from rayfl.config.beginning import branch_of, initial_model
 from rayfl.config.schema import ExperimentConfig
-from rayfl.data.backdoor import Backdoor, WithBackdoor
+from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
-from rayfl.data.held_out import WithUnseen, held_out
-from rayfl.data.hidden_labels import WithHiddenLabels
 from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.variations import Variations
-from rayfl.data.opening import open_dataset
-from rayfl.data.partitions.assignment import FilePartition, assignment, assignment_hash
-from rayfl.data.partitions.noise import LabelNoise
+from rayfl.data.partitions.assignment import assignment, assignment_hash
+from rayfl.data.partitions.stages import NoStages
 from rayfl.data.partitions.stats import class_counts
-from rayfl.data.poisoned import WithWrongLabels
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
@@ -29,6 +25,7 @@ from rayfl.examples import InputSpec
 from rayfl.experiment.changed_images import augmentation_of, views_of
 from rayfl.experiment.checking import check_parts
 from rayfl.experiment.checks import check_server
+from rayfl.experiment.clients import ClientsOf
 from rayfl.experiment.copies import copy_of
 from rayfl.experiment.simulated import schedule_of
 from rayfl.models.private_norm import PrivateNorm
@@ -68,55 +65,43 @@ class Parts:
             DataError: when the source cannot be read or divided as asked.
             ConfigError: when source and partition do not go together, or no client can be held out as asked.
         """
-        attack = self.config.attack
-        if self.backdoor is not None:
-            return WithBackdoor(self._honest, self.attackers, self.backdoor, self.streams)
-        if not self.attackers or attack.labels == "honest":
-            return self._honest
-        return WithWrongLabels(self._honest, self.attackers, attack.labels, self.streams)
+        return self._clients.dataset
+
+    def dataset_in(self, round: int) -> FederatedDataset:
+        """Returns the clients with the samples that they have in a round (t, 0-indexed); see ``stages``."""
+        return self.dataset.at(self.dataset.stage_of(round))
 
     @cached_property
-    def _honest(self) -> FederatedDataset:
-        return self._opened(self.config)
+    def _clients(self) -> ClientsOf:
+        return ClientsOf(self.config, self.streams)
 
-    def _opened(self, config: ExperimentConfig) -> FederatedDataset:
-        opened, share = open_dataset(config, self.streams), config.evaluation.unseen_clients
-        if config.labelled.active:
-            opened = WithHiddenLabels(opened, config.labelled, self.streams)
-        if not share:
-            return opened
-        partition = self.config.partition
-        last = partition.unseen() if isinstance(partition, FilePartition) else 0
-        return WithUnseen(opened, held_out(opened.num_clients, share, self.streams, last))
-
-    @cached_property
+    @property
     def backdoor(self) -> Backdoor | None:
         """Returns what malicious clients have models learn; None where they have no trigger.
 
         Raises:
             ConfigError: the data have no such trigger, or no such class.
         """
-        asked = self.config.attack.backdoor
-        return None if asked is None else asked.build(self._honest, len(self.attackers))
+        return self._clients.backdoor
 
-    @cached_property
+    @property
     def attackers(self) -> frozenset[int]:
         """Returns the malicious clients.
 
         Raises:
             ConfigError: they cannot be chosen as asked.
         """
-        return self.config.attack.attackers(self.num_clients, self.streams)
+        return self._clients.attackers
 
     @cached_property
     def num_clients(self) -> int:
         """Returns how many clients may take part in training."""
-        return self._honest.num_clients - self.num_unseen
+        return self._clients.honest.num_clients - self.num_unseen
 
-    @cached_property
+    @property
     def num_unseen(self) -> int:
         """Returns how many clients are held out from training."""
-        return self._honest.unseen if isinstance(self._honest, WithUnseen) else 0
+        return self._clients.unseen
 
     @property
     def sizes(self) -> np.ndarray:
@@ -163,8 +148,7 @@ class Parts:
         counts = None
         if self.config.task.counts_classes:
             # by true classes: wrong labels would make rare ones frequent
-            clean = self.config.model_copy(update={"noise": LabelNoise()})
-            counts = class_counts(self._opened(clean) if self.config.noise.active else self._honest, self.num_clients)
+            counts = class_counts(self._clients.true, self.num_clients)
         return self.config.task.task(networks, spec, self.backdoor is not None, self.evaluation_views, counts)
 
     @cached_property
@@ -185,6 +169,7 @@ class Parts:
             train,
             RandomStreams(self.config.seed, branch=branch_of(self.config.init, self.config.privacy)),
             augmentation=self.augmentation,
+            stages=self.config.stages,
             views=views_of(self.config, self.dataset),
             unseen=self.num_unseen,
             unseen_epochs=self.config.evaluation.unseen_epochs,
@@ -244,8 +229,22 @@ class Parts:
         return CommitStore(self.storage, self.copy)
 
     def cohort(self, round: int) -> list[int]:
-        """The clients sampled in a round, ascending; the same for every method."""
-        return self.context.cohort(round)
+        """The clients sampled in a round, of those that have samples then; ascending, the same for every method."""
+        able = self.able(round)
+        return [able[place] for place in replace(self.context, num_clients=len(able)).cohort(round)]
+
+    def able(self, round: int) -> Sequence[int]:
+        """Returns the clients that have training samples in a round, ascending; all where data do not change."""
+        if self.samples_in is None:
+            return range(self.num_clients)
+        return np.flatnonzero(self.samples_in(round)[: self.num_clients]).tolist()
+
+    @cached_property
+    def samples_in(self) -> Callable[[int], np.ndarray] | None:
+        """Returns what gives all clients' training samples n_k in a round, (K,); None where they do not change."""
+        if isinstance(self.config.stages, NoStages):
+            return None
+        return lambda round: self.dataset_in(round).sizes()[:, 0]
 
     def evaluated(self, rounds_completed: int) -> list[int] | None:
         """Returns the clients that are scored after a number of rounds, ascending; the same for every method.

@@ -88,7 +88,7 @@ def answered(
         check_client(models.run, client)
     decoder = models.run.config.dataset.decoder() or _Numbers()
     for client in clients or range(parts.dataset.num_clients):
-        if not clients and not len(parts.dataset.load(client)[split]):
+        if not clients and not len(models.dataset.load(client)[split]):
             continue
         yield client, _of_client(models, decoder, client, model, samples, split, most, place)
 

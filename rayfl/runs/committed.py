@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import torch
 
 from rayfl.aggregation.memory import without_memory
+from rayfl.data.federated import FederatedDataset
 from rayfl.engine.client import Client
 from rayfl.engine.engine import Engine
 from rayfl.engine.updates.trampoline import run_procedures
@@ -101,10 +102,13 @@ class CommittedModels:
         check_client(self.run, client)
         rounds = self.rounds_completed
         context = replace(self.parts.context, round=rounds - 1, final=_was_last(self.run, rounds))
-        examples = self.parts.dataset.load(client)
-        return Client(
-            client, self.state(client), examples, self.parts.task, context, _CPU, self.parts.dataset.load_public
-        )
+        examples, public = self.dataset.load(client), self.dataset.load_public
+        return Client(client, self.state(client), examples, self.parts.task, context, _CPU, public)
+
+    @property
+    def dataset(self) -> FederatedDataset:
+        """Returns the clients with the samples that they have in the commit's round."""
+        return self.parts.dataset_in(self.rounds_completed - 1)
 
     def predictors(self, client: int, server: Tree | None = None) -> dict[str, Predictor]:
         """The models of a client that an evaluation scores, by the name of their row.
@@ -145,7 +149,7 @@ class CommittedModels:
             RunError: when there are none.
         """
         chosen = range(self.parts.num_clients) if clients is None else clients
-        found = [self.parts.dataset.load(client)[split] for client in chosen]
+        found = [self.dataset.load(client)[split] for client in chosen]
         x, y = torch.cat([part.x for part in found]), torch.cat([part.y for part in found])
         if not len(y):
             raise RunError(f"{self.run.uri}: no samples in the split {split}")

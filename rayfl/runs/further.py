@@ -14,6 +14,7 @@ from rayfl.metrics import Metric
 from rayfl.metrics.frequency import GROUPS
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import metrics_of
+from rayfl.results.stages import by_stage
 from rayfl.runs.measured import Measured
 
 FURTHER = {
@@ -40,13 +41,45 @@ def _last(rows: pa.Table, own: PersonalizedRows) -> list[dict[str, Any]]:
 
 
 def further_tables(result: Result) -> list[Table]:
-    """A table of the server's models, and one of the first metric for each of :data:`FURTHER` that a run has."""
+    """Tables of the server's models, of stages, and of the first metric for what of :data:`FURTHER` there is."""
     own, metrics = PersonalizedRows.of(result.config.algorithm), metrics_of(result.rounds)
     found = ((title, further_rows(result.rounds, own, measured)) for measured, title in FURTHER.items())
     tables = [_table(title, rows, own, metrics[0]) for title, rows in found if rows]
     of_server = _last(result.rounds.filter(_OF_SERVER), own)
     shown = [metrics[0], *(metric for metric in metrics if metric in GROUPS)]
+    by_stages = stage_table(result)
+    tables = tables if by_stages is None else [by_stages, *tables]
     return [_table_of_server(of_server, own, shown), *tables] if of_server else tables
+
+
+def stage_table(result: Result) -> Table | None:
+    """Returns how the personalized model has done on test samples of each stage, after each; None without stages."""
+    own = PersonalizedRows.recorded(result.rounds) or PersonalizedRows.of(result.config.algorithm)
+    found = by_stage(result.rounds, result.config.stages, own)
+    if found is None:
+        return None
+    metric, size = found.metric, len(found.scores)
+    title = f"{metric.heading} of {own.label} on test samples of each stage, after each stage: mean over clients"
+    left = {
+        "average": found.average,
+        "forgetting": found.forgetting,
+        "backward transfer": found.backward_transfer,
+    }
+    table = Table(
+        title=title,
+        min_width=len(title),
+        caption=", ".join(f"{name} {metric.shown(value)}" for name, value in left.items()),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+        caption_justify="left",
+    )
+    for heading in ("after", *(f"of {stage + 1}" for stage in range(size))):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for stage, row in enumerate(found.scores.tolist()):
+        table.add_row(f"stage {stage + 1}", *(metric.shown(value) if value == value else "" for value in row))
+    return table
 
 
 def all_further(result: Result) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ def inverted(
         raise ConfigError(f"--labels inferred: that needs one local step, and there were {steps}")
     if lacking := [name for name in parts.task.network.parameter_names if name not in message.sent]:
         raise ConfigError(f"invert: {run.config.algorithm.name} sends only a part of the model, without {lacking[0]}")
-    own, others = parts.dataset.load(client)["train"], _others(run, client)
+    own, others = parts.dataset_in(round - 1).load(client)["train"], _others(run, round, client)
     x, y, images = own.x[places], own.y[places], len(parts.dataset.spec.shape) > 1
     low, high = _black_and_white(run) if images else _deviation(others)
     gradient = _gradient(run, message, round, steps)
@@ -153,7 +153,7 @@ def _trained_on(run: RunFolder, round: int, client: int) -> tuple[Tensor, int]:
     """Returns which training samples the steps of a round had, in order where there is one step; and the steps."""
     parts = run.parts
     context = replace(parts.context, round=round - 1)
-    work, samples = context.work_of(client), parts.dataset.load(client)
+    work, samples = context.work_of(client), parts.dataset_in(round - 1).load(client)
     plan = Client(client, {}, samples, parts.task, context, torch.device("cpu"), work=work).batches()
     places = plan.order if plan.steps == 1 else torch.from_numpy(np.unique(plan.order.numpy()))
     if not len(places):
@@ -185,14 +185,14 @@ def displacement(train: TrainConfig, steps: int) -> float:
     return total
 
 
-def _others(run: RunFolder, client: int) -> Examples:
+def _others(run: RunFolder, round: int, client: int) -> Examples:
     """Returns training samples of other clients (stream ``inspection``)."""
     parts = run.parts
     ids = [other for other in parts.honest(range(parts.num_clients)) if other != client]
     if len(ids) > _OTHERS:
         drawn = parts.streams.generator("inspection").choice(len(ids), _OTHERS, replace=False)
         ids = [ids[place] for place in sorted(drawn)]
-    found = [parts.dataset.load(other)["train"] for other in ids]
+    found = [parts.dataset_in(round - 1).load(other)["train"] for other in ids]
     if not sum(map(len, found)):
         raise ConfigError("invert: no other client has samples, so that nothing says what can be guessed")
     return Examples(torch.cat([part.x for part in found]), torch.cat([part.y for part in found]))

@@ -53,7 +53,7 @@ def losses_of(
         if client >= parts.num_clients or client in idle:
             raise ConfigError(f"client {client} {why}: none of its samples is a member")
     for client in clients or sorted(set(range(parts.num_clients)) - idle):
-        lacking = [split for split in ("train", others) if not len(parts.dataset.load(client)[split])]
+        lacking = [split for split in ("train", others) if not len(models.dataset.load(client)[split])]
         if lacking and clients:
             raise ConfigError(f"client {client} has no samples in the split {lacking[0]}")
         if not lacking:
