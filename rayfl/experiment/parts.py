@@ -286,7 +286,8 @@ class Parts:
     @property
     def chosen(self) -> bool:
         """Returns whether who takes part in a round depends on more than the seed, so that it has to be recorded."""
-        return self.schedule is not None or not isinstance(self.config.selection, Uniform)
+        changing = self.schedule is not None or self.config.stages.active
+        return changing or not isinstance(self.config.selection, Uniform)
 
     @property
     def buffered(self) -> bool:

@@ -41,7 +41,7 @@ class ByStage:
         if len(self.scores) < 2:
             return float("nan")
         earlier = self.metric.sign * self.scores[:, :-1]
-        return float((np.nanmax(earlier[:-1], axis=0) - earlier[-1]).mean())
+        return float((np.fmax.reduce(earlier[:-1], axis=0) - earlier[-1]).mean())
 
     @property
     def backward_transfer(self) -> float:

@@ -23,8 +23,8 @@ def left_out(skipped: pa.Table) -> pa.Table:
 
 def recorded_cohorts(content: Mapping[str, Any]) -> bool:
     """Returns whether the cohorts of a run, given its configuration, depend on more than the seed."""
-    names = {section: content.get(section, {}).get("name") for section in ("selection", "system")}
-    return names["selection"] not in (None, "uniform") or names["system"] not in (None, "none")
+    plain = {"selection": "uniform", "system": "none", "stages": "none"}
+    return any(content.get(section, {}).get("name", usual) != usual for section, usual in plain.items())
 
 
 def begun_after(run: Run) -> int | None:
