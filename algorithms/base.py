@@ -57,8 +57,6 @@ class Algorithm(SamplesOfClients, UnlabelledSamples, KeptModels, BaseModel):
         asynchronous: whether the method is made for rounds without a barrier (``system.mode=buffered``), and no others:
             a client of the cohort may have begun from the server's tree of an earlier round.
         needs_everyone: why every client must be in every round, which no simulated device may then leave; else empty.
-        keeps_samples: whether clients keep something of each of their samples from round to round, so that these must
-            be the same in all rounds (the section ``stages``).
         averages_replies: whether the server averages messages of ``Clients.map``; of adapters its error is reported.
         needs: traits of a task (``rayfl.tasks.base.Trait``) that the method cannot do without, and why.
         newcomer: what a client has that takes no part in training (``evaluation.unseen_clients``), in symbols.
@@ -84,7 +82,6 @@ class Algorithm(SamplesOfClients, UnlabelledSamples, KeptModels, BaseModel):
     train_settings: ClassVar[Mapping[str, Any]] = {}
     asynchronous: ClassVar[bool] = False
     needs_everyone: ClassVar[str] = ""
-    keeps_samples: ClassVar[bool] = False
     averages_replies: ClassVar[bool] = False
     needs: ClassVar[Mapping[Trait, str]] = {}
     newcomer: ClassVar[str] = "what a client never sampled has"

@@ -45,8 +45,8 @@ def plot(
     split: Annotated[
         str | None,
         typer.Option(
-            help="test (the default) or validation; curves, clients: also official and, with evaluation.splits, train; "
-            "landscape, simplex, masks: also train."
+            help="test (the default) or validation; curves, clients: also official, stage_1 (...) and, with "
+            "evaluation.splits, train; landscape, simplex, masks: also train."
         ),
     ] = None,
     cohort: Annotated[

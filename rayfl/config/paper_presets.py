@@ -36,6 +36,7 @@ _ORDER = (
     "holdout",
     "noise",
     "labelled",
+    "stages",
     "model",
     "algorithm",
     "train",

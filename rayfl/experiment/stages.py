@@ -41,11 +41,6 @@ def check_stages(parts: Parts) -> None:
     ):
         if used:
             raise ConfigError(f"stages: not together with {option}, for {why}: leave one of the two out")
-    if config.algorithm.keeps_samples:
-        raise ConfigError(
-            f"stages: {config.algorithm.name} keeps something of each training sample from round to round, and samples "
-            "change: choose another method, or leave the section out"
-        )
     begins = [stage * stages.rounds for stage in range(stages.count)]
     never = [stage for stage, begin in enumerate(begins) if begin >= config.train.rounds]
     if never:

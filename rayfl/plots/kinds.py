@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayfl.errors import ConfigError
+from rayfl.examples import stage_in
 from rayfl.naming.spelling import nearest
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ KINDS: dict[str, Kind] = {
         ("split",),
     ),
     "clients": Kind("clients", "the clients' accuracies, sorted", "", ("metric", "model", "split", "cohort"), _TABLES),
+    "stages": Kind("stages", "how models do on test samples of each stage, after each stage", "", ("metric",)),
     "masks": Kind(
         "masks",
         "segmentation: inputs of the worst, the middle and the best client, their masks, and what the runs predict",
@@ -133,5 +135,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         taken = ", ".join(f"--{option}" for option in KINDS[name].options) or "none"
         raise ConfigError(f"--{wrong[0]}: {name} does not take this option; it takes: {taken}")
     split, splits = options.get("split"), KINDS[name].splits
-    if split is not None and split not in splits:
+    of_a_stage = splits is _TABLES and split is not None and stage_in(split) is not None
+    if split is not None and split not in splits and not of_a_stage:
         raise ConfigError(f"--split: {name} has no {split!r}{nearest(split, splits)}; there are {', '.join(splits)}")

@@ -21,7 +21,10 @@ FINISHED = "finished"
 _SPLITS = ("validation", "test")
 _COUNTS = ("clients", *(f"{split}_clients" for split in _SPLITS))
 _PLAIN = Measure()
-_OF_DATA = ("dataset", "partition", "long_tail", "holdout", "noise", "labelled", "attack", "evaluation.unseen_clients")
+_OF_DATA = (
+    *("dataset", "partition", "long_tail", "holdout", "noise", "labelled", "stages", "attack"),
+    "evaluation.unseen_clients",
+)
 """Beginnings of the paths of options that say on which samples of which clients models are scored."""
 _OVER_SEEDS, _OVER_CLIENTS = "_std_over_seeds", "_std_over_clients"
 

@@ -92,7 +92,10 @@ def hyper_parameters(config: ExperimentConfig) -> dict[str, Any]:
     """Returns what identifies a run, flat, by dotted path; lists as text."""
     content = config.model_dump(
         mode="json",
-        include={"seed", "dataset", "partition", "long_tail", "holdout", "labelled", "model", "algorithm", "train"},
+        include={
+            *("seed", "dataset", "partition", "long_tail", "holdout", "labelled", "stages"),
+            *("model", "algorithm", "train"),
+        },
     )
     return {
         path: value if isinstance(value, bool | int | float | str) else str(value) for path, value in _flat(content, "")

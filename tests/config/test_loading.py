@@ -109,7 +109,7 @@ def test_missing_sections_and_names() -> None:
 
 def test_an_option_without_its_section_is_found() -> None:
     text = problems("quickstart", "rounds=2", "alpha=0.1")
-    assert "rounds: unknown (did you mean train.rounds?)" in text
+    assert "rounds: unknown (did you mean stages.rounds or train.rounds?)" in text
     assert "alpha: unknown (did you mean " in text and "partition.alpha" in text
 
 

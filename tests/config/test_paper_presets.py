@@ -28,6 +28,7 @@ OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news"
         for task in (
             "regression",
             "semi-supervised",
+            "continual",
             "multilabel",
             "text",
             "tabular",

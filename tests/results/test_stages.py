@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ STAGES = ClassStages(count=3, rounds=2)
 SCORES = {(2, 0): 0.8, (4, 0): 0.9, (4, 1): 0.7, (6, 0): 0.5, (6, 1): 0.6, (6, 2): 0.7}
 
 
-def table(scores: dict[tuple[int, int], float | None], **values: Any) -> pa.Table:
+def table(scores: Mapping[tuple[int, int], float | None], **values: Any) -> pa.Table:
     schema = schema_of("rounds", CLASSIFICATION.metrics)
     common = {"cohort": "all", "phase": "received", "model": "global", "selected_on": ""}
     rows = [

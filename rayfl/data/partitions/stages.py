@@ -6,12 +6,12 @@ Each configuration is also the rule by which a client's samples belong to stages
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from rayfl.data.images.places import turned, within
 from rayfl.randomness import RandomStreams
@@ -296,3 +296,9 @@ Stages = Annotated[
     NoStages | ClassStages | SampleStages | RotationStages | LabelStages,
     Field(discriminator="name"),
 ]
+
+
+def recorded_stages(content: Mapping[str, Any]) -> Staged | NoStages:
+    """Returns the section of a run, given the content of its ``config.yaml``; runs from before had none."""
+    found: Staged | NoStages = TypeAdapter(Stages).validate_python(content.get("stages", {"name": "none"}))
+    return found

@@ -169,7 +169,7 @@ def test_clients_without_samples_wait_and_no_others(tmp_path: Path) -> None:
     content = experiment(tmp_path, "run", "fedavg", "classes", seed=2)
     result = rayfl.run(content | {"train": content["train"] | {"clients_per_round": 2}})
     parts = of(Path(result.path)).parts
-    asked = {round: set() for round in range(4)}
+    asked: dict[int, set[int]] = {round: set() for round in range(4)}
     for row in table(tmp_path / "run", cohort="selected").to_pylist():
         asked[row["round"] - 1].add(row["client"])
     for round, cohort in asked.items():
