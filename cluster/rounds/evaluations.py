@@ -9,7 +9,7 @@ from actors.federation.federation import Federation
 from actors.hosting.failures import Failure
 from cluster.rounds.early_stopping import EarlyStopping
 from cluster.rounds.progress import Progress
-from rayfl.data.partitions.stages import NoStages
+from rayfl.data.partitions.stage import NoStages
 from rayfl.examples import split_of
 from rayfl.experiment.parts import Parts
 from rayfl.results.personalized import check_personalized

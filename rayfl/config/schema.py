@@ -24,7 +24,8 @@ from rayfl.data.partitions.labelled import Labelled
 from rayfl.data.partitions.long_tail import LongTail
 from rayfl.data.partitions.noise import LabelNoise
 from rayfl.data.partitions.registry import Partition
-from rayfl.data.partitions.stages import NoStages, Stages
+from rayfl.data.partitions.stage import NoStages
+from rayfl.data.partitions.stages import Stages
 from rayfl.data.sources.registry import DatasetConfig
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.updates.settings import TrainConfig

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from rayfl.data.federated import Derived, FederatedDataset, OnDemand
-from rayfl.data.partitions.stages import Arriving, ClassStages, Drifting, RotationStages, Staged
+from rayfl.data.partitions.arriving import Arriving, ClassStages
+from rayfl.data.partitions.drifting import Drifting, RotationStages
+from rayfl.data.partitions.stage import Staged
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS, Examples, Places
 from rayfl.randomness import RandomStreams

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.views import Views
-from rayfl.data.partitions.stages import NoStages, Staged
+from rayfl.data.partitions.stage import NoStages, Staged
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.engine.updates.stragglers import WHOLE, steps_within, work_of

@@ -13,7 +13,7 @@ from rayfl.data.hidden_labels import WithHiddenLabels
 from rayfl.data.opening import open_dataset
 from rayfl.data.partitions.assignment import FilePartition
 from rayfl.data.partitions.noise import LabelNoise
-from rayfl.data.partitions.stages import NoStages
+from rayfl.data.partitions.stage import NoStages
 from rayfl.data.poisoned import WithWrongLabels
 from rayfl.data.staged import WithStages
 from rayfl.randomness import RandomStreams

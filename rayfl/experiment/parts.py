@@ -16,7 +16,7 @@ from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.variations import Variations
 from rayfl.data.partitions.assignment import assignment, assignment_hash
-from rayfl.data.partitions.stages import NoStages
+from rayfl.data.partitions.stage import NoStages
 from rayfl.data.partitions.stats import class_counts
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.round_context import RoundContext

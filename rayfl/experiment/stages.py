@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from rayfl.data.partitions.stages import NoStages
+from rayfl.data.partitions.stage import NoStages
 from rayfl.engine.shortfall import fewest
 from rayfl.errors import ConfigError
 from rayfl.system.config import NoSystem

@@ -62,7 +62,7 @@ def _mean(series: Series, metric: str | None) -> ByStage:
     found = []
     for run in series.runs:
         own = PersonalizedRows.recorded(run.rounds) or PersonalizedRows.of(run.config.algorithm)
-        one = by_stage(run.rounds, run.config.stages, own, metric)
+        one = by_stage(run.rounds, run.config.stages.stage_of, own, metric)
         if one is None:
             raise ConfigError(
                 f"{run.uri} has no scores by stage: they are of runs with stages.name=classes or rotation that have "

@@ -12,7 +12,7 @@ from rayfl.runs.loading import Run
 
 def section(run: Run) -> list[Block]:
     """The table, and the three numbers that papers make of it; nothing for a run without such scores."""
-    found = by_stage(run.rounds, recorded_stages(run.content), run.own)
+    found = by_stage(run.rounds, recorded_stages(run.content).stage_of, run.own)
     if found is None:
         return []
     metric, size = found.metric, len(found.scores)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from rayfl.data.partitions.stages import NoStages, Staged
 from rayfl.examples import stage_in
 from rayfl.metrics import Metric
 from rayfl.results.personalized import PersonalizedRows
@@ -57,7 +57,7 @@ class ByStage:
 
 
 def by_stage(
-    rounds: pa.Table, stages: Staged | NoStages, own: PersonalizedRows, metric: str | None = None
+    rounds: pa.Table, stage_of: Callable[[int], int], own: PersonalizedRows, metric: str | None = None
 ) -> ByStage | None:
     """Returns the scores by stage of a method's personalized model; None where none are recorded.
 
@@ -65,7 +65,7 @@ def by_stage(
 
     Args:
         rounds: schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
-        stages: of the configuration.
+        stage_of: gives the stage of a round, both from 0.
         own: which rows are the method's.
         metric: its name; the task's first if left out.
     """
@@ -77,7 +77,7 @@ def by_stage(
         if of is None or (row["cohort"], row["phase"]) != ("all", "received") or not own.is_summary(row):
             continue
         value = row[chosen.name]
-        found[stages.stage_of(row["round"] - 1), of] = float("nan") if value is None else value
+        found[stage_of(row["round"] - 1), of] = float("nan") if value is None else value
     if not found:
         return None
     size = max(after for after, _ in found) + 1

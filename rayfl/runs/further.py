@@ -55,7 +55,7 @@ def further_tables(result: Result) -> list[Table]:
 def stage_table(result: Result) -> Table | None:
     """Returns how the personalized model has done on test samples of each stage, after each; None without stages."""
     own = PersonalizedRows.recorded(result.rounds) or PersonalizedRows.of(result.config.algorithm)
-    found = by_stage(result.rounds, result.config.stages, own)
+    found = by_stage(result.rounds, result.config.stages.stage_of, own)
     if found is None:
         return None
     metric, size = found.metric, len(found.scores)

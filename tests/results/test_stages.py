@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from algorithms.registry import METHODS
-from rayfl.data.partitions.stages import ClassStages
+from rayfl.data.partitions.arriving import ClassStages
 from rayfl.metrics.classification import CLASSIFICATION
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import schema_of
@@ -37,31 +37,31 @@ def own() -> PersonalizedRows:
 
 
 def test_scores_are_by_the_stage_after_which_and_the_stage_of_the_samples() -> None:
-    found = by_stage(table(SCORES), STAGES, own())
+    found = by_stage(table(SCORES), STAGES.stage_of, own())
     assert found is not None and found.metric.name == "top1"
     nan = math.nan
     assert np.array_equal(found.scores, [[0.8, nan, nan], [0.9, 0.7, nan], [0.5, 0.6, 0.7]], equal_nan=True)
 
 
 def test_inv_stages_4_forgetting_and_backward_transfer_are_those_of_the_papers() -> None:
-    found = by_stage(table(SCORES), STAGES, own())
+    found = by_stage(table(SCORES), STAGES.stage_of, own())
     assert found is not None
     assert found.average == pytest.approx((0.5 + 0.6 + 0.7) / 3)
     assert found.forgetting == pytest.approx(((0.9 - 0.5) + (0.7 - 0.6)) / 2)
     assert found.backward_transfer == pytest.approx(((0.5 - 0.8) + (0.6 - 0.7)) / 2)
-    loss = by_stage(table(SCORES), STAGES, own(), "loss")
+    loss = by_stage(table(SCORES), STAGES.stage_of, own(), "loss")
     assert loss is not None and loss.forgetting == pytest.approx(((0.5 - 0.8) + (0.6 - 0.7)) / 2)
 
 
 def test_one_stage_has_nothing_to_forget_and_a_missing_score_makes_a_missing_mean() -> None:
     one = ByStage(TOP1, np.array([[0.4]]))
     assert one.average == 0.4 and math.isnan(one.forgetting) and math.isnan(one.backward_transfer)
-    found = by_stage(table({**SCORES, (6, 1): None}), STAGES, own())
+    found = by_stage(table({**SCORES, (6, 1): None}), STAGES.stage_of, own())
     assert found is not None and math.isnan(found.average) and math.isnan(found.forgetting)
 
 
 def test_a_later_evaluation_within_a_stage_counts_and_other_rows_do_not() -> None:
-    found = by_stage(table({**SCORES, (8, 2): 0.75}), STAGES, own())
+    found = by_stage(table({**SCORES, (8, 2): 0.75}), STAGES.stage_of, own())
     assert found is not None and found.scores[2, 2] == 0.75
     for others in ({"cohort": "unseen"}, {"model": "personalized"}, {"phase": "trained"}):
-        assert by_stage(table(SCORES, **others), STAGES, own()) is None
+        assert by_stage(table(SCORES, **others), STAGES.stage_of, own()) is None

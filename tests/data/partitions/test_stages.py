@@ -10,7 +10,9 @@ import torch
 from pydantic import ValidationError
 
 from algorithms.registry import Experiment
-from rayfl.data.partitions.stages import Arriving, ClassStages, LabelStages, NoStages, RotationStages, SampleStages
+from rayfl.data.partitions.arriving import Arriving, ClassStages, SampleStages
+from rayfl.data.partitions.drifting import LabelStages, RotationStages
+from rayfl.data.partitions.stage import NoStages
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
