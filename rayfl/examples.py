@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -16,20 +15,6 @@ UNLABELLED = "unlabelled"
 """Training samples whose labels nobody knows, which are in no split."""
 NO_LABEL = -1
 """In the place of the label of such a sample."""
-
-_OF_A_STAGE = re.compile(r"stage_([1-9][0-9]*)")
-
-
-def split_of(stage: int) -> str:
-    """Returns the name under which test samples of a stage (from 0) are scored by themselves: ``stage_1``, ..."""
-    return f"stage_{stage + 1}"
-
-
-def stage_in(split: str) -> int | None:
-    """Returns the stage, from 0, of a split of :func:`split_of`; None for another split."""
-    found = _OF_A_STAGE.fullmatch(split)
-    return None if found is None else int(found[1]) - 1
-
 
 Places = Mapping[str, np.ndarray]
 """By split, which samples: ascending int64 indices."""

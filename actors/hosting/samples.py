@@ -15,7 +15,8 @@ from actors.hosting.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import FederatedDataset, OnDemand
 from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
 from rayfl.engine.updates.write_guard import WriteGuard
-from rayfl.examples import SPLITS, UNLABELLED, Examples, stage_in
+from rayfl.examples import SPLITS, UNLABELLED, Examples
+from rayfl.naming.splits import stage_in
 
 _log = logging.getLogger(__name__)
 _NUMBER_BYTES = {"image": 4, "tokens": 8, "graph": 4}

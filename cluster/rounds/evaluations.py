@@ -10,8 +10,8 @@ from actors.hosting.failures import Failure
 from cluster.rounds.early_stopping import EarlyStopping
 from cluster.rounds.progress import Progress
 from rayfl.data.partitions.stage import NoStages
-from rayfl.examples import split_of
 from rayfl.experiment.parts import Parts
+from rayfl.naming.splits import split_of
 from rayfl.results.personalized import check_personalized
 from rayfl.results.summaries import Scores
 from rayfl.tracking.callback import Callback

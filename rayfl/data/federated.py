@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from rayfl.data.files.content import Content, unknown
-from rayfl.examples import SPLITS, UNLABELLED, Examples, InputSpec, Places, stage_in
+from rayfl.examples import SPLITS, UNLABELLED, Examples, InputSpec, Places
+from rayfl.naming.splits import stage_in
 
 if TYPE_CHECKING:
     from rayfl.data.images.transform import Preprocessing

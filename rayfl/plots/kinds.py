@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayfl.errors import ConfigError
-from rayfl.examples import stage_in
 from rayfl.naming.spelling import nearest
+from rayfl.naming.splits import stage_in
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rayfl.examples import stage_in
 from rayfl.metrics import Metric
+from rayfl.naming.splits import stage_in
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import metrics_of
 
