@@ -11,6 +11,7 @@ import torch
 from rayfl.data.federated import Derived, FederatedDataset, OnDemand
 from rayfl.data.partitions.arriving import Arriving, ClassStages
 from rayfl.data.partitions.drifting import Drifting, RotationStages
+from rayfl.data.partitions.joining import ClientStages
 from rayfl.data.partitions.stage import Staged
 from rayfl.errors import ConfigError
 from rayfl.examples import SPLITS, Examples, Places
@@ -25,18 +26,20 @@ class WithStages(Derived):
         true: the same clients and samples with their true labels, by which classes arrive.
         stages: which samples are there when, and how they change.
         streams: the experiment's randomness.
+        training: how many clients, the first ones, may train.
 
     Raises:
         ConfigError: the samples are none of which a stage of this kind could be made.
     """
 
-    def __init__(self, inner: FederatedDataset, true: FederatedDataset, stages: Staged, streams: RandomStreams) -> None:
+    def __init__(
+        self, inner: FederatedDataset, true: FederatedDataset, stages: Staged, streams: RandomStreams, training: int
+    ) -> None:
         super().__init__(inner)
         _check_kind(inner, stages)
         self.stages, self.streams = stages, streams
-        self._true = true
+        self._true, self._training = true, training
         self._known: dict[int, list[np.ndarray]] = {}
-        self._labels: dict[int, np.ndarray] = {}
         self.at = lru_cache(maxsize=None)(self._at)  # type: ignore[method-assign]
 
     @property
@@ -54,6 +57,8 @@ class WithStages(Derived):
         return self.stages.stage_of(round)
 
     def _at(self, stage: int) -> FederatedDataset:
+        if isinstance(self.stages, ClientStages):
+            return _Joined(self, stage)
         return _Drifted(self, stage) if isinstance(self.stages, Drifting) else _Arrived(self, stage)
 
     def arrivals(self, client: int) -> list[np.ndarray]:
@@ -80,6 +85,14 @@ class WithStages(Derived):
         """Returns the concept of each client in each stage, int64 of shape (K, S)."""
         assert isinstance(self.stages, Drifting)
         return self.stages.concepts(self.num_clients, self.streams)
+
+    @cached_property
+    def there(self) -> np.ndarray:
+        """Returns which clients are there in which stage, bool of shape (K, S); newcomers are no part of that."""
+        assert isinstance(self.stages, ClientStages)
+        found = np.ones((self.num_clients, self.stages.count), dtype=np.bool_)
+        found[: self._training] = self.stages.there(self._training, self.streams)
+        return found
 
     @cached_property
     def black(self) -> torch.Tensor:
@@ -137,6 +150,35 @@ class _Arrived(_AtStage):
             return self._whole.trained_on(client, self._stage)
         found: np.ndarray = np.flatnonzero(self._whole.arrivals(client)[SPLITS.index(split)] <= self._stage)
         return found
+
+
+class _Joined(_AtStage):
+    """Those who are there with all their samples; the others have none to train on."""
+
+    def sizes(self) -> np.ndarray:
+        """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""
+        sizes = self._inner.sizes().copy()
+        sizes[~self._whole.there[:, self._stage], 0] = 0
+        return sizes
+
+    def load(self, client: int) -> Mapping[str, Examples]:
+        """The three splits of one client, on the CPU."""
+        found = self._inner.load(client)
+        nobody = np.empty(0, dtype=np.int64)
+        return OnDemand(lambda split: _chosen(found[split], nobody) if self._lacks(client, split) else found[split])
+
+    def labels(self, client: int) -> Mapping[str, np.ndarray]:
+        """The targets of one client by split."""
+        found = self._inner.labels(client)
+        return {split: found[split][:0] if self._lacks(client, split) else found[split] for split in SPLITS}
+
+    def places(self, client: int) -> Places:
+        """Returns which samples of the source each split of a client holds."""
+        found = self._inner.places(client)
+        return {split: found[split][:0] if self._lacks(client, split) else found[split] for split in SPLITS}
+
+    def _lacks(self, client: int, split: str) -> bool:
+        return split == "train" and not self._whole.there[client, self._stage]
 
 
 class _Drifted(_AtStage):

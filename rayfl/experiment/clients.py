@@ -40,7 +40,9 @@ class ClientsOf:
             found = WithBackdoor(found, self.attackers, self.backdoor, self.streams)
         elif self.attackers and attack.labels != "honest":
             found = WithWrongLabels(found, self.attackers, attack.labels, self.streams)
-        return found if isinstance(stages, NoStages) else WithStages(found, self.true, stages, self.streams)
+        if isinstance(stages, NoStages):
+            return found
+        return WithStages(found, self.true, stages, self.streams, found.num_clients - self.unseen)
 
     @cached_property
     def honest(self) -> FederatedDataset:

@@ -12,10 +12,11 @@ from pydantic import Field, TypeAdapter
 
 from rayfl.data.partitions.arriving import ClassStages, SampleStages
 from rayfl.data.partitions.drifting import LabelStages, RotationStages
+from rayfl.data.partitions.joining import ClientStages
 from rayfl.data.partitions.stage import NoStages, Staged
 
 Stages = Annotated[
-    NoStages | ClassStages | SampleStages | RotationStages | LabelStages,
+    NoStages | ClassStages | SampleStages | ClientStages | RotationStages | LabelStages,
     Field(discriminator="name"),
 ]
 

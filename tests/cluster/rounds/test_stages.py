@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "classes": CLASSES,
     "own": {**CLASSES, "order": "own", "memory": 5},
     "samples": {"name": "samples", "count": 3, "rounds": 1},
+    "clients": {"name": "clients", "count": 2, "rounds": 2},
     "rotation": {"name": "rotation", "count": 2, "rounds": 2, "degrees": 90},
     "labels": {"name": "labels", "count": 4, "rounds": 1, "share": 0.5},
 }

@@ -140,6 +140,29 @@ def test_classes_arrive_by_their_true_labels_whatever_wrong_ones_say() -> None:
     assert (noisy.dataset_in(0).labels(0)["train"] != clean.dataset_in(0).labels(0)["train"]).mean() > 0.3
 
 
+@pytest.mark.parametrize("course", ["join", "leave"])
+def test_clients_join_and_leave_in_groups_and_newcomers_are_no_part_of_that(course: str) -> None:
+    made = parts(
+        partition={"name": "iid", "num_clients": 12},
+        stages={"name": "clients", "count": 3, "rounds": 2, "course": course},
+        evaluation={"unseen_clients": 0.17},
+    )
+    whole = made.dataset.sizes()
+    there = [set(made.able(round)) for round in (0, 2, 4)]
+    if course == "leave":
+        there = there[::-1]
+    assert [len(one) for one in there] == ([4, 7, 10] if course == "join" else [3, 6, 10])
+    assert there[0] < there[1] < there[2] == set(range(10))
+    for round in (0, 2, 4):
+        now, able = made.dataset_in(round), {*made.able(round), 10, 11}
+        assert np.array_equal(now.sizes()[:, 1:], whole[:, 1:])
+        for client in range(12):
+            count = whole[client, 0] if client in able else 0
+            found = len(now.load(client)["train"]), len(now.labels(client)["train"]), len(now.places(client)["train"])
+            assert found == (count,) * 3 and now.sizes()[client, 0] == count
+            assert len(now.load(client)["test"]) == whole[client, 2]
+
+
 def test_concepts_exchange_pairs_of_classes_and_each_client_moves_on_by_itself() -> None:
     stages = LabelStages(count=8, rounds=1)
     y = np.arange(7)
