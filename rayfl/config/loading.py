@@ -31,6 +31,7 @@ _NAMED_SECTIONS = (
     "algorithm",
     "dataset",
     "partition",
+    "stages",
     "task",
     "model",
     "system",
