@@ -24,6 +24,7 @@ from rayfl.params import Tree
 from rayfl.runs.committed import CommittedModels
 from rayfl.runs.finding import load_run
 from rayfl.runs.folder import RunFolder, open_run
+from rayfl.runs.membership import caveat
 from rayfl.runs.participation import participants
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
@@ -164,6 +165,7 @@ def test_models_of_a_commit_meet_the_samples_of_its_round(tmp_path: Path) -> Non
         models = CommittedModels(run, rounds)
         assert int(models.pooled("test", 10**6).y.max()) == most
         assert np.array_equal(models.client(1).examples().y, run.parts.dataset_in(rounds - 1).labels(1)["train"])
+        assert "members are of the last stage's classes" in caveat(models)
 
 
 def test_clients_without_samples_wait_and_no_others(tmp_path: Path) -> None:
