@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.federated import FederatedDataset
+from rayfl.data.partitions.stages import NoStages
 from rayfl.examples import Examples
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import copy, leaves, tensors
@@ -101,7 +102,7 @@ def test_inv_f14_mean_accuracy_of_one_model_is_its_pooled_accuracy(case: Case) -
     if not case.averages:
         pytest.skip("no model is everybody's")
     dataset = random_clients((8,) * 5, public=8 if case.public else 0)
-    toy = toy_of(case, dataset=dataset)
+    toy = toy_of(case, dataset=dataset, stages=NoStages())
     for cohort in case.cohorts():
         toy.step(cohort)
     parts = [dataset.load(client)["test"] for client in range(5)]

@@ -112,7 +112,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     update = {**FOURS.model_dump(), "rounds": 3, "momentum": 0.5, **case.train, **training}
     if case.everyone:
         update["clients_per_round"] = "all"
-    return Toy(method, dataset, task, TrainConfig(**update), unseen=unseen)
+    return Toy(method, dataset, task, TrainConfig(**update), unseen=unseen, stages=case.stages)
 
 
 @cache

@@ -24,6 +24,8 @@ from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.views import Views
+from rayfl.data.partitions.stages import NoStages, Staged
+from rayfl.data.staged import WithStages
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
@@ -147,6 +149,7 @@ class Toy:
         data_memory: bytes of samples that stay loaded.
         augmentation: of training images.
         views: of training images, that the method compares.
+        stages: how the clients' samples change over rounds.
         device: where clients train.
         unseen: how many of the clients, the last ones, take no part in training.
         unseen_epochs: their local epochs when they join.
@@ -169,6 +172,7 @@ class Toy:
     data_memory: int | None = None
     augmentation: Augmentation | None = None
     views: Views | None = None
+    stages: NoStages | Staged = field(default_factory=NoStages)
     device: torch.device = CPU
     unseen: int = 0
     unseen_epochs: int | None = None
@@ -189,6 +193,9 @@ class Toy:
         torch.set_num_threads(1)
         k = self.dataset.num_clients - self.unseen
         streams = self.streams or RandomStreams(self.seed)
+        dataset = self.dataset
+        if isinstance(self.stages, Staged):
+            dataset = WithStages(dataset, dataset, self.stages, streams)
         self.context = RoundContext(
             0,
             self.train.rounds,
@@ -197,6 +204,7 @@ class Toy:
             streams,
             augmentation=self.augmentation,
             views=self.views,
+            stages=self.stages,
             unseen=self.unseen,
             unseen_epochs=self.unseen_epochs,
             privacy=self.privacy,
@@ -209,7 +217,7 @@ class Toy:
             ClientHost(
                 self.algorithm,
                 Engine(self.task, self.device, EngineConfig(mode=self.mode, width=8, compile=self.compile)),  # type: ignore[arg-type]
-                self.dataset,
+                dataset,
                 self.context,
                 ClientStates(None, i, self.spill),
                 batch_size=256,
@@ -221,7 +229,9 @@ class Toy:
         sizes = self.dataset.sizes()
         if self.algorithm.learns_unlabelled:
             sizes[:, 0] += self.dataset.unlabelled_sizes()
-        self.federation = Federation(Hosts(InlinePool(self.client_hosts)), self.task, self.context, sizes)
+        hosts = Hosts(InlinePool(self.client_hosts))
+        counted = (lambda round: dataset.at(dataset.stage_of(round)).sizes()[:, 0]) if self.stages.active else None
+        self.federation = Federation(hosts, self.task, self.context, sizes, samples_in=counted)
         norm = PrivateNorm(self.task.network, self.train.private_norm, streams)
         self.server = norm.withheld(self.algorithm.init(self.task, self.context))
 

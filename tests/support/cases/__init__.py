@@ -52,6 +52,7 @@ def toy_of(case: Case, double: bool = True, train: TrainConfig = TRAIN, **option
     settings = {
         "dataset": random_clients(SIZES, dtype=dtype, public=public),
         "task": two_layers(double=double),
+        "stages": case.stages,
         **options,
     }
     fitting = train.model_copy(update=case.train)

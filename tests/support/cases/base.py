@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from algorithms.base import Algorithm
+from rayfl.data.partitions.stages import NoStages, Staged
 from rayfl.models.base import Network
 from tests.support.cases.expected import all_names, nothing, whole
 
@@ -32,6 +33,7 @@ class Case:
         relabels: whether results follow the clients when these are given other ids (not if the server draws or keeps
             anything by id or the samples are pooled in the order of the ids).
         train: changes of the training section the method needs.
+        stages: how samples change over rounds, without which the method would be another one.
         public: whether the method needs public samples.
         distinct: whether the server sends clients that are alike in all but their number models that differ.
         one_layer: whether the method takes a model of one layer.
@@ -54,6 +56,7 @@ class Case:
     quiet: frozenset[int] = frozenset()
     relabels: bool = True
     train: dict[str, Any] = field(default_factory=dict)
+    stages: NoStages | Staged = field(default_factory=NoStages)
     public: bool = False
     distinct: bool = False
     one_layer: bool = True
