@@ -113,6 +113,7 @@ from algorithms.floco_plus import FlocoPlus
 from algorithms.flora import FLoRA
 from algorithms.fltrust import FLTrust
 from algorithms.flute import FLUTE
+from algorithms.flwf import FLwF
 from algorithms.fml import FML
 from algorithms.fpl import FPL
 from algorithms.gcfl import GCFL
@@ -303,6 +304,7 @@ METHODS: dict[str, type[Algorithm]] = {
         LotteryFL,
         FPL,
         FedGKD,
+        FLwF,
         FlexLoRA,
         FedExLoRA,
         RoLoRA,

@@ -115,6 +115,7 @@ PRINTED = {
     "flora": "FLoRA",
     "fltrust": "FLTrust",
     "flute": "FLUTE",
+    "flwf": "FLwF",
     "fml": "FML",
     "fpl": "FPL",
     "gcfl": "GCFL",

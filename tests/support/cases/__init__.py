@@ -14,12 +14,13 @@ from tests.support.cases.exchanges import EXCHANGES
 from tests.support.cases.global_models import GLOBAL_MODELS
 from tests.support.cases.own_models import OWN_MODELS
 from tests.support.cases.partial_models import PARTIAL_MODELS
+from tests.support.cases.staged_models import STAGED_MODELS
 from tests.support.cases.submodels import SUBMODELS
 from tests.support.experiments import KINDS
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients
 
-ALGORITHMS = {**GLOBAL_MODELS, **OWN_MODELS, **PARTIAL_MODELS, **SUBMODELS, **EXCHANGES}
+ALGORITHMS = {**GLOBAL_MODELS, **OWN_MODELS, **PARTIAL_MODELS, **SUBMODELS, **EXCHANGES, **STAGED_MODELS}
 _FIRST = {case.algorithm.name: name for name, case in reversed(ALGORITHMS.items())}
 CASES = pytest.mark.parametrize(
     "case",
