@@ -37,6 +37,7 @@ from algorithms.fedcm import FedCM
 from algorithms.fedcp import FedCP
 from algorithms.fedcr import FedCR
 from algorithms.fedcross import FedCross
+from algorithms.fedcurv import FedCurv
 from algorithms.feddbe import FedDBE
 from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
@@ -304,6 +305,7 @@ METHODS: dict[str, type[Algorithm]] = {
         LotteryFL,
         FPL,
         FedGKD,
+        FedCurv,
         FLwF,
         FlexLoRA,
         FedExLoRA,

@@ -28,7 +28,7 @@ def slope(model: Model, at: Model, batch: Batch, task: Task) -> Tree:
         # copied here: torch.func.grad lets nobody write to what lies outside of the function
         return task.loss({**copy(buffers(model, task)), **moved}, batch)
 
-    if _by_functions(task):
+    if takes_transforms(task):
         found: Tree = torch.func.grad(value)(dict(at))
         return found
     parts = torch.autograd.grad(value(at), list(at.values()), create_graph=True, materialize_grads=True)
@@ -64,7 +64,7 @@ def constant_slope(
 
     # detached before, so that nothing of this pass is kept for the outer gradient
     at = {name: leaf.detach() for name, leaf in parameters(model, task).items()}
-    if _by_functions(task):
+    if takes_transforms(task):
         found: tuple[Tree, Tree] = torch.func.grad(value, has_aux=True)(at)
         return found
     at = {name: leaf.requires_grad_() for name, leaf in at.items()}
@@ -78,8 +78,8 @@ def buffers(model: Mapping[str, Tensor], task: Task) -> Tree:
     return {name: model[name] for name in task.network.buffer_names}
 
 
-def _by_functions(task: Task) -> bool:
-    """Whether ``torch.func`` takes the network: one that cannot be stacked may have layers that it refuses.
+def takes_transforms(task: Task) -> bool:
+    """Returns whether ``torch.func`` takes the network: one that cannot be stacked may have layers that it refuses.
 
     An output layer in parts is such a layer. A pretrained base is loaded at the first pass, which no transform allows,
     and clients over one are not stacked where an objective takes gradients.

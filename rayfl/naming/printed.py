@@ -39,6 +39,7 @@ PRINTED = {
     "fedcp": "FedCP",
     "fedcr": "FedCR",
     "fedcross": "FedCross",
+    "fedcurv": "FedCurv",
     "feddbe": "FedDBE",
     "feddc": "FedDC",
     "feddecorr": "FedDecorr",

@@ -66,6 +66,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedlaw": {"name": "fedlaw", "server_epochs": 2, "finetune_epochs": 1},
     "turbosvm": {"name": "turbosvm", "finetune_epochs": 1},
     "fedsol": {"name": "fedsol", "finetune_epochs": 1},
+    "fedcurv": {"name": "fedcurv", "finetune_epochs": 1},
     "flwf": {"name": "flwf", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},

@@ -73,6 +73,18 @@ def cross_entropy(model: Tree, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits_of(model, x), y)
 
 
+def fisher_of(model: Tree, samples: tuple[Tensor, Tensor]) -> Tree:
+    """The mean over samples of squared gradients of two layers' loss, one sample after the other."""
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in model.items()}
+    found = {name: torch.zeros_like(leaf) for name, leaf in model.items()}
+    x, y = samples
+    for i in range(len(y)):
+        gradients = torch.autograd.grad(cross_entropy(leaves, x[i : i + 1], y[i : i + 1]), list(leaves.values()))
+        for (name, total), gradient in zip(found.items(), gradients, strict=True):
+            found[name] = total + gradient.square() / len(y)
+    return found
+
+
 def summed(one: Tree, other: Tree, factor: float) -> Tree:
     """``one + factor other``."""
     return {name: leaf + factor * other[name] for name, leaf in one.items()}

@@ -16,6 +16,7 @@ from algorithms.fedbn import FedBN
 from algorithms.fedbuff import FedBuff
 from algorithms.fedcm import FedCM
 from algorithms.fedcross import FedCross
+from algorithms.fedcurv import FedCurv
 from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
@@ -128,6 +129,14 @@ GLOBAL_MODELS = {
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
     "fedsol": Case(FedSOL(radius=0.5, finetune_epochs=1)),
     "fedsol-fixed": Case(FedSOL(radius=0.2, adaptive=False)),
+    # sums of the last round go down beside the model as soon as there are some
+    "fedcurv": Case(
+        FedCurv(finetune_epochs=1),
+        uploads=lambda network: network.parameter_names,
+        private=frozenset({"curvature"}),
+        averages=False,
+        steady=False,
+    ),
     # a client says its discrepancy when it first takes part
     "feddisco": Case(
         FedDisco(discrepancy_weight=0.3, offset=0.3, finetune_epochs=1),
