@@ -50,6 +50,7 @@ from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
 from algorithms.fedema import FedEMA
 from algorithms.fedetf import FedETF
+from algorithms.fedewc import FedEWC
 from algorithms.fedex_lora import FedExLoRA
 from algorithms.fedexp import FedExP
 from algorithms.fedfed import FedFed
@@ -305,6 +306,7 @@ METHODS: dict[str, type[Algorithm]] = {
         LotteryFL,
         FPL,
         FedGKD,
+        FedEWC,
         FedCurv,
         FLwF,
         FlexLoRA,

@@ -52,6 +52,7 @@ PRINTED = {
     "fedem": "FedEM",
     "fedema": "FedEMA",
     "fedetf": "FedETF",
+    "fedewc": "FedEWC",
     "fedex_lora": "FedEx-LoRA",
     "fedexp": "FedExP",
     "fedfed": "FedFed",

@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("feddc", "fedadmm", "fedspeed", "fedsmoo", "fedlesam", "fedcm", "fedrs", "elastic", "ccvr", "fedcross"),
         *("creff", "fltrust", "fedaws", "fedu", "fedema", "mime", "mimelite", "scaffnew", "fedvarp"),
         *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fednoro", "fedsr", "fediir", "fpl", "fedfed"),
-        *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl", "flwf", "fedcurv"),
+        *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl", "flwf", "fedcurv", "fedewc"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from algorithms.fedewc import FedEWC
 from algorithms.flwf import FLwF
 from rayfl.data.partitions.stages import LabelStages
 from tests.support.cases.base import Case
 
-_STAGES = LabelStages(count=2, rounds=2)
+_STAGES = LabelStages(count=9, rounds=1)
+"""More than there are rounds: nothing is kept in the last one that a next one would need."""
 
 STAGED_MODELS = {
+    "fedewc": Case(FedEWC(finetune_epochs=1), private=frozenset({"stage", "last", "held"}), stages=_STAGES),
     "flwf": Case(
         FLwF(finetune_epochs=1),
         private=frozenset({"past", "last", "earlier", "present", "stage"}),
