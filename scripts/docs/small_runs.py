@@ -15,6 +15,8 @@ EVERY = 2
 """Rounds from one evaluation to the next."""
 ROUNDS = 30
 """Rounds of the longest run."""
+_TURNING = "partition.classes_per_client=10 stages.name=rotation stages.count=3 stages.rounds=10"
+"""Images that turn twice during a run, for methods that do nothing of their own on data that stay."""
 NEEDS = {
     "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
@@ -26,6 +28,7 @@ NEEDS = {
     "fedcm": "train.momentum=0",
     "feddc": "train.momentum=0",
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
+    "fedewc": _TURNING,
     "fedlaw": "holdout.public=200",
     "fedloge": "algorithm.classifier_norm=1",
     "fedmd": "holdout.public=200",
@@ -37,6 +40,7 @@ NEEDS = {
     "flora": "algorithm.ranks=[1,2,4]",
     "fixmatch": "labelled.share=0.2 algorithm.threshold=0.8 algorithm.unlabelled_ratio=1",
     "fltrust": "holdout.public=100",
+    "flwf": _TURNING,
     "heterofl": "algorithm.scaler=false",
     "hetlora": "algorithm.ranks=[1,2,4]",
     "l2gd": "train.clients_per_round=all train.momentum=0",
