@@ -45,6 +45,7 @@ from algorithms.feddf import FedDF
 from algorithms.feddisco import FedDisco
 from algorithms.feddistill import FedDistill
 from algorithms.feddpa import FedDPA
+from algorithms.feddrift import FedDrift
 from algorithms.feddwa import FedDWA
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
@@ -261,6 +262,7 @@ METHODS: dict[str, type[Algorithm]] = {
         HypCluster,
         PACFL,
         FeSEM,
+        FedDrift,
         HierFAVG,
         FedEM,
         Ditto,

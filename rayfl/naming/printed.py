@@ -47,6 +47,7 @@ PRINTED = {
     "feddisco": "FedDisco",
     "feddistill": "FedDistill",
     "feddpa": "FedDPA",
+    "feddrift": "FedDrift",
     "feddwa": "FedDWA",
     "feddyn": "FedDyn",
     "fedem": "FedEM",

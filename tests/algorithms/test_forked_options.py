@@ -25,6 +25,7 @@ LATER = {
     ("fedamp", "alpha"): "has fallen to alpha_min by then",
     ("fedap", "warmup"): "the round is over",
     ("fedas", "align_first"): "for clients that take part for the first time",
+    ("feddrift", "merge_threshold"): "no cluster of the small run is old enough to be merged",
     ("fedfomo", "explore"): "all clients that there are have been met",
     ("fedfomo", "explore_decay"): "all clients that there are have been met",
     ("fedbuff", "staleness_threshold"): "no update of the small run is late",

@@ -133,6 +133,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "hypcluster": {"name": "hypcluster", "clusters": 3},
     "pacfl": {"name": "pacfl", "vectors": 2, "finetune_epochs": 1},
     "fesem": {"name": "fesem", "centers": 3},
+    "feddrift": {"name": "feddrift", "threshold": 0.0, "merge_threshold": 0.1, "step_rounds": 1},
     "hierfavg": {"name": "hierfavg", "edges": 3, "cloud_weights": "cohort", "finetune_epochs": 1},
     "ditto": {"name": "ditto", "unseen": "global"},
     "perada": {"name": "perada", "distill_steps": 10, "distill_rounds": 3},

@@ -28,6 +28,7 @@ BASES: dict[str, dict[str, Any]] = {
     "feddf": {"distill_steps": 5, "server_lr": 0.05},
     "feddisco": {"offset": 0.3},
     "feddwa": {"top_k": 2},
+    "feddrift": {"threshold": 0.0, "step_rounds": 1},
     "fedem": {"components": 2},
     "fedetf": {"alternations": 2, "finetune_epochs": 1},
     "fedfed": {"distillation_rounds": 1, "code_dim": 2, "hidden": 6, "distillation_lr": 0.03, "noise": 0.3},
@@ -166,10 +167,12 @@ PERMISSIONS = {
     *(("fedema", "target_momentum"), ("fedu", "target_momentum")),
     ("fpl", "clusters"),
     ("fednoro", "mixtures"),
+    ("feddrift", "merge_threshold"),
     *(("fedasync", option) for option in ("staleness", "exponent", "slope", "hinge")),
 }
 """Options without which momentum is refused, and which do nothing more; those of target networks, which tasks other
 than BYOL's have not (``tests/algorithms/test_fedema.py``); that of FINCH's partitions, which are one and the same of
 fewer than eight clients (``tests/algorithms/test_fpl.py``); that of votes, which agree on so few clients
-(``tests/algorithms/test_fednoro.py``); and those of the age of models, which rounds with a barrier have not
+(``tests/algorithms/test_fednoro.py``); that of clusters that merge, which takes a fourth round
+(``tests/algorithms/test_feddrift.py``); and those of the age of models, which rounds with a barrier have not
 (``tests/algorithms/test_fedasync.py``)."""

@@ -21,6 +21,7 @@ from algorithms.feddc import FedDC
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddf import FedDF
 from algorithms.feddisco import FedDisco
+from algorithms.feddrift import FedDrift
 from algorithms.feddyn import FedDyn
 from algorithms.fedema import FedEMA
 from algorithms.fedexp import FedExP
@@ -316,6 +317,23 @@ GLOBAL_MODELS = {
         GCFL(mean_norm=1e9, max_norm=0, split_from=1, length=2), averages=False, everyone=True, relabels=False
     ),
     "fesem": Case(FeSEM(finetune_epochs=1), averages=False, relabels=False),
+    # each step finds clients that have drifted, since in the beginning some losses rise
+    "feddrift": Case(
+        FedDrift(threshold=0.0, merge_threshold=0.1, step_rounds=1, finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "losses"},
+        averages=False,
+        relabels=False,
+        numbers=(1, 0),
+        steady=False,
+    ),
+    "feddrift-eager": Case(
+        FedDrift(variant="eager", threshold=0.0, step_rounds=1),
+        uploads=lambda network: {*network.parameter_names, "losses"},
+        averages=False,
+        relabels=False,
+        numbers=(1, 0),
+        steady=False,
+    ),
     "hierfavg": Case(HierFAVG(cloud_every=3, finetune_epochs=1), averages=False, relabels=False),
     "hierfavg-cohort": Case(HierFAVG(assignment="random", cloud_weights="cohort"), averages=False, relabels=False),
     "pacfl": Case(
