@@ -148,7 +148,7 @@ class Client(ClientSamples):
         *,
         frozen: Mapping[str, Any] | None = None,
         draw: Draw | None = None,
-        each_epoch: Callable[[Tree], Awaitable[None]] | None = None,
+        each_epoch: Callable[[Tree], Awaitable[bool | None]] | None = None,
         task: Task | None = None,
         examples: Examples | None = None,
         settings: TrainConfig | None = None,
@@ -169,7 +169,7 @@ class Client(ClientSamples):
             objective: ``(trainable, batch, task, frozen, draw) -> scalar``.
             frozen: tensors and numbers the objective reads; NumPy's become PyTorch's and Python's.
             draw: makes the random numbers of all steps, from the stream ``mix``: one entry a step.
-            each_epoch: awaited after every epoch with the tree as trained so far; without samples, after the last step.
+            each_epoch: awaited after every epoch (without samples: the last step) with the tree; true ends the pass.
             task: what the objective is given; default the client's task.
             examples: what to train on in place of the client's training samples, on the device. Their ``y`` may be any
                 targets, one a row, which the objective reads as ``batch.y``.

@@ -152,6 +152,33 @@ def test_each_epoch_shows_the_pass_as_it_goes(mode: str, kept: bool) -> None:
         assert_close(client.state, whole[k].state, 1e-6 if mode == "vectorized" else 0)
 
 
+@MODES
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_pass_ends_after_the_epoch_that_says_so(mode: str, kept: bool) -> None:
+    """With what the optimizer keeps after it; each client by itself."""
+    stopped = clients()
+
+    async def follow(client: Client) -> Tree:
+        epochs = 0
+
+        async def note(tree: Tree) -> bool:
+            nonlocal epochs
+            epochs += 1
+            return epochs == client.id + 1
+
+        return await client.train(
+            TASK.network.initialize(0), cross_entropy, epochs=3, keep_optimizer=kept, each_epoch=note
+        )
+
+    engine = Engine(TASK, CPU, EngineConfig(mode=mode, width=4))  # type: ignore[arg-type]
+    found = run_procedures({k: follow(client) for k, client in stopped.items()}, engine)
+    for k, client in stopped.items():
+        whole = clients()
+        expected = trained(whole, mode, epochs=k + 1, keep_optimizer=kept)
+        assert_close(found[k], expected[k], 1e-6 if mode == "vectorized" else 0)
+        assert_close(client.state, whole[k].state, 1e-6 if mode == "vectorized" else 0)
+
+
 def test_each_epoch_of_a_pass_with_draws_and_repeats() -> None:
     """Every step has the draw it has in one piece; an epoch counts the repetitions of its batches."""
 

@@ -15,7 +15,7 @@ from rayfl.params import Tree
 async def in_pieces(
     request: TrainRequest,
     epoch: int,
-    each_epoch: Callable[[Tree], Awaitable[None]] | None,
+    each_epoch: Callable[[Tree], Awaitable[bool | None]] | None,
     schedule: Schedule | None,
 ) -> Tree:
     """Runs a training pass in pieces, one per epoch and learning rate; the result is that of a single piece.
@@ -23,7 +23,8 @@ async def in_pieces(
     Args:
         request: the whole pass.
         epoch: number of steps of an epoch.
-        each_epoch: awaited after each epoch with the tree as trained so far; None: no callback.
+        each_epoch: awaited after each epoch with the tree as trained so far, and true if the pass ends there; None: no
+            callback.
         schedule: the course of the learning rate over the steps of the pass; None: constant.
     """
     steps = request.plan.steps
@@ -34,6 +35,6 @@ async def in_pieces(
     for place, whole in enumerate(request.pieces(epoch)):
         for piece in whole.paced(factors[place * epoch :][: whole.plan.steps]):
             tree = await Ask(replace(piece, trainable=tree, optimizer_state=kept))
-        if each_epoch is not None:
-            await each_epoch(tree)
+        if each_epoch is not None and await each_epoch(tree):
+            break
     return tree
