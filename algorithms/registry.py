@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from algorithms.adaptive_fedavg import AdaptiveFedAvg
 from algorithms.adcol import ADCOL
 from algorithms.apfl import APFL
 from algorithms.apple import APPLE
@@ -172,6 +173,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedYogi,
         FedAdam,
         FedExP,
+        AdaptiveFedAvg,
         Elastic,
         FedNova,
         QFedAvg,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PRINTED = {
+    "adaptive_fedavg": "Adaptive-FedAvg",
     "adcol": "ADCOL",
     "apfl": "APFL",
     "apple": "APPLE",

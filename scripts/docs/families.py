@@ -41,6 +41,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("creff", "fltrust", "fedaws", "fedu", "fedema", "mime", "mimelite", "scaffnew", "fedvarp"),
         *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fednoro", "fedsr", "fediir", "fpl", "fedfed"),
         *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl", "flwf", "fedcurv", "fedewc"),
+        *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl"),
+        *("adaptive_fedavg",),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from algorithms.adaptive_fedavg import AdaptiveFedAvg
 from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
@@ -98,6 +99,8 @@ GLOBAL_MODELS = {
         uploads=lambda network: {*network.parameter_names, "square"},
         averages=False,
     ),
+    "adaptive_fedavg": Case(AdaptiveFedAvg(finetune_epochs=1), numbers=(1, 0)),
+    "adaptive_fedavg-time": Case(AdaptiveFedAvg(decay="time"), numbers=(1, 0)),
     "elastic": Case(Elastic(mu=0.6, sample_share=0.5, finetune_epochs=1), up=twice, averages=False),
     "elastic-model": Case(Elastic(sample_share=1.0, most_of="model"), up=twice, averages=False),
     "fednova": Case(FedNova(), averages=False, numbers=(1, 0)),
