@@ -110,6 +110,7 @@ from algorithms.fedvarp import FedVARP
 from algorithms.fesem import FeSEM
 from algorithms.fixmatch import FixMatch
 from algorithms.fjord import FjORD
+from algorithms.flash import Flash
 from algorithms.flda import FLDA
 from algorithms.flexlora import FlexLoRA
 from algorithms.floco import Floco
@@ -172,6 +173,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedAdagrad,
         FedYogi,
         FedAdam,
+        Flash,
         FedExP,
         AdaptiveFedAvg,
         Elastic,

@@ -112,6 +112,7 @@ PRINTED = {
     "fesem": "FeSEM",
     "fixmatch": "FixMatch",
     "fjord": "FjORD",
+    "flash": "Flash",
     "flda": "FLDA",
     "flexlora": "FlexLoRA",
     "floco": "FLOCO",

@@ -42,7 +42,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fednoro", "fedsr", "fediir", "fpl", "fedfed"),
         *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl", "flwf", "fedcurv", "fedewc"),
         *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl"),
-        *("adaptive_fedavg",),
+        *("adaptive_fedavg", "flash"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),

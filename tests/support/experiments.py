@@ -41,6 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedadam": {"name": "fedadam"},
     "elastic": {"name": "elastic", "mu": 0.5, "sample_share": 0.6},
     "fedexp": {"name": "fedexp", "finetune_epochs": 1},
+    "flash": {"name": "flash", "least_progress": 0.1, "finetune_epochs": 1},
     "adaptive_fedavg": {"name": "adaptive_fedavg", "decay": "time", "finetune_epochs": 1},
     "fednova": {"name": "fednova"},
     "qfedavg": {"name": "qfedavg", "fairness": 2.0, "lipschitz": 0.5},

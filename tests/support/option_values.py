@@ -158,6 +158,7 @@ TRAINING: dict[tuple[str, str], dict[str, Any]] = {
     ("fedme", "cluster_outputs"): {"lr": 1.0},
     ("fedme", "model_tuning"): {"lr": 1.0},
     ("fednova", "proximal_weight"): {"momentum": 0.0},
+    ("flash", "least_progress"): {"local_epochs": 4},
     ("mapper", "select_on"): {"lr": 1.0},
 }
 """How to train for an option to have an effect in a small run."""

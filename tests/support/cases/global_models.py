@@ -52,6 +52,7 @@ from algorithms.fedu import FedU
 from algorithms.fedvarp import FedVARP
 from algorithms.fesem import FeSEM
 from algorithms.fixmatch import FixMatch
+from algorithms.flash import Flash
 from algorithms.fltrust import FLTrust
 from algorithms.fpl import FPL
 from algorithms.gcfl import GCFL
@@ -93,6 +94,7 @@ GLOBAL_MODELS = {
     "fedadagrad": Case(FedAdagrad(), averages=False),
     "fedyogi": Case(FedYogi(bias_correction=True), averages=False),
     "fedadam": Case(FedAdam(), averages=False),
+    "flash": Case(Flash(finetune_epochs=1), averages=False),
     "fedexp": Case(
         FedExP(finetune_epochs=1),
         up=lambda network: network.num_parameters + 1,
