@@ -18,6 +18,7 @@ from algorithms.dispfl import DisPFL
 from algorithms.ditto import Ditto
 from algorithms.drfa import DRFA
 from algorithms.elastic import Elastic
+from algorithms.fedacg import FedACG
 from algorithms.fedadmm import FedADMM
 from algorithms.fedah import FedAH
 from algorithms.fedala import FedALA
@@ -197,6 +198,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedSOL,
         FedLESAM,
         FedCM,
+        FedACG,
         Mime,
         MimeLite,
         Scaffnew,

@@ -19,6 +19,7 @@ PRINTED = {
     "elastic": "Elastic",
     "fedadagrad": "FedAdagrad",
     "fedadam": "FedAdam",
+    "fedacg": "FedACG",
     "fedadmm": "FedADMM",
     "fedah": "FedAH",
     "fedala": "FedALA",

@@ -42,6 +42,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fednoro", "fedsr", "fediir", "fpl", "fedfed"),
         *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl", "flwf", "fedcurv", "fedewc"),
         *("adaptive_fedavg", "flash", "federaser"),
+        *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl"),
+        *("fedacg",),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),

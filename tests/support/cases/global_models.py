@@ -9,6 +9,7 @@ from algorithms.cfl import CFL
 from algorithms.creff import CReFF
 from algorithms.drfa import DRFA
 from algorithms.elastic import Elastic
+from algorithms.fedacg import FedACG
 from algorithms.fedadmm import FedADMM
 from algorithms.fedasync import FedAsync
 from algorithms.fedavg import FedAvg
@@ -157,6 +158,7 @@ GLOBAL_MODELS = {
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
+    "fedacg": Case(FedACG(server_momentum=0.6, proximal_weight=0.1, finetune_epochs=1), averages=False),
     "fedcm": Case(FedCM(alpha=0.4, finetune_epochs=1), down=twice, train={"momentum": 0.0}),
     "mime": Case(
         Mime(momentum=0.5, finetune_epochs=1),
