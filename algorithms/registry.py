@@ -66,6 +66,7 @@ from algorithms.fedgkd import FedGKD
 from algorithms.fedheal import FedHEAL
 from algorithms.fedhkd import FedHKD
 from algorithms.fediir import FedIIR
+from algorithms.fedinit import FedInit
 from algorithms.fedkd import FedKD
 from algorithms.fedlaw import FedLAW
 from algorithms.fedlc import FedLC
@@ -199,6 +200,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedLESAM,
         FedCM,
         FedACG,
+        FedInit,
         Mime,
         MimeLite,
         Scaffnew,

@@ -68,6 +68,7 @@ PRINTED = {
     "fedheal": "FedHEAL",
     "fedhkd": "FedHKD",
     "fediir": "FedIIR",
+    "fedinit": "FedInit",
     "fedkd": "FedKD",
     "fedlaw": "FedLAW",
     "fedlc": "FedLC",

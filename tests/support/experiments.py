@@ -72,6 +72,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "flwf": {"name": "flwf", "finetune_epochs": 1},
     "fedewc": {"name": "fedewc", "finetune_epochs": 1},
     "fedacg": {"name": "fedacg", "finetune_epochs": 1},
+    "fedinit": {"name": "fedinit", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},
     "semifl": {"name": "semifl", "threshold": 0.15, "server_batch_size": 16},

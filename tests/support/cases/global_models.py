@@ -33,6 +33,7 @@ from algorithms.fedgen import FedGen
 from algorithms.fedgkd import FedGKD
 from algorithms.fedheal import FedHEAL
 from algorithms.fediir import FedIIR
+from algorithms.fedinit import FedInit
 from algorithms.fedlaw import FedLAW
 from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
@@ -159,6 +160,10 @@ GLOBAL_MODELS = {
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
     "fedlesam-server": Case(FedLESAM(radius=0.2, previous="server"), down=twice),
     "fedacg": Case(FedACG(server_momentum=0.6, proximal_weight=0.1, finetune_epochs=1), averages=False),
+    "fedinit": Case(
+        FedInit(beta=0.2, aggregation="samples", finetune_epochs=1), private=frozenset({"last"}), averages=False
+    ),
+    "fedinit-model": Case(FedInit(message="model"), private=frozenset({"last"})),
     "fedcm": Case(FedCM(alpha=0.4, finetune_epochs=1), down=twice, train={"momentum": 0.0}),
     "mime": Case(
         Mime(momentum=0.5, finetune_epochs=1),
