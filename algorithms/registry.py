@@ -108,6 +108,7 @@ from algorithms.fedtgp import FedTGP
 from algorithms.fedthe import FedTHE
 from algorithms.fedtpg import FedTPG
 from algorithms.fedu import FedU
+from algorithms.feduv import FedUV
 from algorithms.fedvarp import FedVARP
 from algorithms.fesem import FeSEM
 from algorithms.fixmatch import FixMatch
@@ -189,6 +190,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedLC,
         FedRS,
         FedDecorr,
+        FedUV,
         FedSR,
         FedIIR,
         FedDisco,

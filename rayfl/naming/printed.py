@@ -110,6 +110,7 @@ PRINTED = {
     "fedtpg": "FedTPG",
     "fedu": "FedU",
     "fedyogi": "FedYogi",
+    "feduv": "FedUV",
     "fedvarp": "FedVARP",
     "fesem": "FeSEM",
     "fixmatch": "FixMatch",

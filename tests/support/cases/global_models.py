@@ -51,6 +51,7 @@ from algorithms.fedsol import FedSOL
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
 from algorithms.fedu import FedU
+from algorithms.feduv import FedUV
 from algorithms.fedvarp import FedVARP
 from algorithms.fesem import FeSEM
 from algorithms.fixmatch import FixMatch
@@ -135,6 +136,7 @@ GLOBAL_MODELS = {
     "fedrs": Case(FedRS(finetune_epochs=1)),
     "fedrs-counts": Case(FedRS(alpha=0.1, scaling="counts")),
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
+    "feduv": Case(FedUV(finetune_epochs=1)),
     "fedsol": Case(FedSOL(radius=0.5, finetune_epochs=1)),
     "fedsol-fixed": Case(FedSOL(radius=0.2, adaptive=False)),
     # sums of the last round go down beside the model as soon as there are some
