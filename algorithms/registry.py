@@ -93,6 +93,7 @@ from algorithms.fedproto import FedProto
 from algorithms.fedprox import FedProx
 from algorithms.fedpub import FedPub
 from algorithms.fedrap import FedRAP
+from algorithms.fedrcl import FedRCL
 from algorithms.fedrecon import FedRecon
 from algorithms.fedrep import FedRep
 from algorithms.fedrod import FedRoD
@@ -191,6 +192,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedRS,
         FedDecorr,
         FedUV,
+        FedRCL,
         FedSR,
         FedIIR,
         FedDisco,

@@ -94,6 +94,7 @@ PRINTED = {
     "fedprox": "FedProx",
     "fedpub": "FED-PUB",
     "fedrap": "FedRAP",
+    "fedrcl": "FedRCL",
     "fedrecon": "FedRecon",
     "fedrep": "FedRep",
     "fedrod": "Fed-RoD",

@@ -44,6 +44,7 @@ from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
 from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from algorithms.fedprox import FedProx
+from algorithms.fedrcl import FedRCL
 from algorithms.fedrs import FedRS
 from algorithms.fedsam import FedSAM
 from algorithms.fedsmoo import FedSMOO
@@ -137,6 +138,8 @@ GLOBAL_MODELS = {
     "fedrs-counts": Case(FedRS(alpha=0.1, scaling="counts")),
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
     "feduv": Case(FedUV(finetune_epochs=1)),
+    "fedrcl": Case(FedRCL(finetune_epochs=1)),
+    "fedrcl-several": Case(FedRCL(positives=2, threshold=0.3, temperature=0.5)),
     "fedsol": Case(FedSOL(radius=0.5, finetune_epochs=1)),
     "fedsol-fixed": Case(FedSOL(radius=0.2, adaptive=False)),
     # sums of the last round go down beside the model as soon as there are some
