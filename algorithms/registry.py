@@ -78,6 +78,7 @@ from algorithms.fedmgda import FedMGDA
 from algorithms.fedmmd import FedMMD
 from algorithms.fedmrl import FedMRL
 from algorithms.fedmtl import FedMTL
+from algorithms.fednar import FedNAR
 from algorithms.fednh import FedNH
 from algorithms.fednoro import FedNoRo
 from algorithms.fednova import FedNova
@@ -205,6 +206,7 @@ METHODS: dict[str, type[Algorithm]] = {
         FedCM,
         FedACG,
         FedInit,
+        FedNAR,
         Mime,
         MimeLite,
         Scaffnew,

@@ -80,6 +80,7 @@ PRINTED = {
     "fedmmd": "FedMMD",
     "fedmrl": "FedMRL",
     "fedmtl": "FedMTL",
+    "fednar": "FedNAR",
     "fednh": "FedNH",
     "fednoro": "FedNoRo",
     "fednova": "FedNova",

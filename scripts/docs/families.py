@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl", "flwf", "fedcurv", "fedewc"),
         *("adaptive_fedavg", "flash", "federaser"),
         *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl"),
-        *("fedacg", "fedinit", "feduv", "fedrcl"),
+        *("fedacg", "fedinit", "feduv", "fedrcl", "fednar"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),

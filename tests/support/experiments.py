@@ -72,6 +72,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "flwf": {"name": "flwf", "finetune_epochs": 1},
     "fedewc": {"name": "fedewc", "finetune_epochs": 1},
     "fedrcl": {"name": "fedrcl", "finetune_epochs": 1},
+    "fednar": {"name": "fednar", "finetune_epochs": 1},
     "feduv": {"name": "feduv", "finetune_epochs": 1},
     "fedacg": {"name": "fedacg", "finetune_epochs": 1},
     "fedinit": {"name": "fedinit", "finetune_epochs": 1},

@@ -39,6 +39,7 @@ from algorithms.fedlc import FedLC
 from algorithms.fedlesam import FedLESAM
 from algorithms.fedmgda import FedMGDA
 from algorithms.fedmmd import FedMMD
+from algorithms.fednar import FedNAR
 from algorithms.fednoro import FedNoRo
 from algorithms.fednova import FedNova
 from algorithms.fedntd import FedNTD
@@ -138,6 +139,7 @@ GLOBAL_MODELS = {
     "fedrs-counts": Case(FedRS(alpha=0.1, scaling="counts")),
     "feddecorr": Case(FedDecorr(decorrelation_weight=1.0, finetune_epochs=1)),
     "feduv": Case(FedUV(finetune_epochs=1)),
+    "fednar": Case(FedNAR(weight_decay=0.2, annealing=0.8, max_norm=1.0, finetune_epochs=1)),
     "fedrcl": Case(FedRCL(finetune_epochs=1)),
     "fedrcl-several": Case(FedRCL(positives=2, threshold=0.3, temperature=0.5)),
     "fedsol": Case(FedSOL(radius=0.5, finetune_epochs=1)),
