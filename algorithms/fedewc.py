@@ -11,7 +11,7 @@ from algorithms.fedavg import FineTuned
 from algorithms.parts.fisher import FisherInformation
 from algorithms.parts.mixture import parameters
 from rayfl.aggregation.exact_sum import Weighted
-from rayfl.data.partitions.stages import Staged
+from rayfl.data.partitions.stage import Staged
 from rayfl.engine.client import Client
 from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree, copy, map_leaves

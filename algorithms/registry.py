@@ -52,6 +52,7 @@ from algorithms.feddwa import FedDWA
 from algorithms.feddyn import FedDyn
 from algorithms.fedem import FedEM
 from algorithms.fedema import FedEMA
+from algorithms.federaser import FedEraser
 from algorithms.fedetf import FedETF
 from algorithms.fedewc import FedEWC
 from algorithms.fedex_lora import FedExLoRA
@@ -211,6 +212,7 @@ METHODS: dict[str, type[Algorithm]] = {
         MimeLite,
         Scaffnew,
         FedVARP,
+        FedEraser,
         FedCross,
         FedU,
         FedEMA,

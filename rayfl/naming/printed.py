@@ -114,6 +114,7 @@ PRINTED = {
     "fedyogi": "FedYogi",
     "feduv": "FedUV",
     "fedvarp": "FedVARP",
+    "federaser": "FedEraser",
     "fesem": "FeSEM",
     "fixmatch": "FixMatch",
     "fjord": "FjORD",

@@ -42,7 +42,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fednoro", "fedsr", "fediir", "fpl", "fedfed"),
         *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl", "flwf", "fedcurv", "fedewc"),
         *("adaptive_fedavg", "flash", "federaser"),
-        *("feddisco", "fedawa", "fedlaw", "turbosvm", "fedsol", "fixmatch", "semifl"),
         *("fedacg", "fedinit", "feduv", "fedrcl", "fednar"),
     ),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),

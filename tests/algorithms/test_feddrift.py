@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from algorithms.fedavg import FedAvg
 from algorithms.feddrift import FedDrift, cluster_distances, free_number
-from rayfl.data.partitions.stages import LabelStages
+from rayfl.data.partitions.drifting import LabelStages
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples
 from rayfl.params import Tree, copy

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fedewc import FedEWC
-from rayfl.data.partitions.stages import NoStages, SampleStages
+from rayfl.data.partitions.arriving import SampleStages
+from rayfl.data.partitions.stage import NoStages
 from rayfl.params import Tree, num_bytes
 from tests.support.partial_toys import TRAIN, initial, three_layers
 from tests.support.staged_toys import COHORTS, cross_entropy, descended, fisher_of, samples_of, staged_toy, summed

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.flwf import FLwF
-from rayfl.data.partitions.stages import NoStages, SampleStages
+from rayfl.data.partitions.arriving import SampleStages
+from rayfl.data.partitions.stage import NoStages
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, num_bytes
 from tests.support.partial_toys import initial, three_layers

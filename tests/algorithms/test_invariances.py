@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.federated import FederatedDataset
-from rayfl.data.partitions.stages import NoStages
+from rayfl.data.partitions.stage import NoStages
 from rayfl.examples import Examples
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.params import copy, leaves, tensors

@@ -152,6 +152,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mime": {"name": "mime", "momentum": 0.5},
     "mimelite": {"name": "mimelite", "base": "adam", "adaptivity": 0.1},
     "scaffnew": {"name": "scaffnew", "communication_probability": 0.3},
+    "federaser": {"name": "federaser", "finetune_epochs": 1},
     "fedvarp": {"name": "fedvarp", "clusters": 3, "assignment": "random"},
     "fedcross": {"name": "fedcross", "alpha": 0.8, "finetune_epochs": 1},
     "fediir": {"name": "fediir", "penalty_weight": 0.1},

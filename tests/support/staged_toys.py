@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfl.data.partitions.stages import ClassStages
+from rayfl.data.partitions.arriving import ClassStages
 from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree

@@ -24,7 +24,7 @@ from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
 from rayfl.data.images.augmentation import Augmentation
 from rayfl.data.images.views import Views
-from rayfl.data.partitions.stages import NoStages, Staged
+from rayfl.data.partitions.stage import NoStages, Staged
 from rayfl.data.staged import WithStages
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
@@ -195,7 +195,7 @@ class Toy:
         streams = self.streams or RandomStreams(self.seed)
         dataset = self.dataset
         if isinstance(self.stages, Staged):
-            dataset = WithStages(dataset, dataset, self.stages, streams)
+            dataset = WithStages(dataset, dataset, self.stages, streams, k)
         self.context = RoundContext(
             0,
             self.train.rounds,

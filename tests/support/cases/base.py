@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from algorithms.base import Algorithm
-from rayfl.data.partitions.stages import NoStages, Staged
+from rayfl.data.partitions.stage import NoStages, Staged
 from rayfl.models.base import Network
 from tests.support.cases.expected import all_names, nothing, whole
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from algorithms.federaser import FedEraser
 from algorithms.fedewc import FedEWC
 from algorithms.flwf import FLwF
-from rayfl.data.partitions.stages import LabelStages
+from rayfl.data.partitions.drifting import LabelStages
 from tests.support.cases.base import Case
 
 _STAGES = LabelStages(count=9, rounds=1)
 """More than there are rounds: nothing is kept in the last one that a next one would need."""
 
 STAGED_MODELS = {
+    "federaser": Case(FedEraser(finetune_epochs=1), averages=False),
     "fedewc": Case(FedEWC(finetune_epochs=1), private=frozenset({"stage", "last", "held"}), stages=_STAGES),
     "flwf": Case(
         FLwF(finetune_epochs=1),
