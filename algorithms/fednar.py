@@ -40,7 +40,7 @@ class FedNAR(FineTuned):
     name: Literal["fednar"] = "fednar"
     citation: ClassVar[str] = "Li et al., NeurIPS 2023"
 
-    weight_decay: float = setting(0.1, "u_0", "weight decay in round 0, in place of train.weight_decay", ge=0)
+    weight_decay: float = setting(0.01, "u_0", "weight decay in round 0, in place of train.weight_decay", ge=0)
     annealing: float = setting(
         1.0, "gamma", "factor on the weight decay per round", gt=0, le=1, unless={"weight_decay": (0,)}
     )
