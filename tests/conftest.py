@@ -10,7 +10,8 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
 import pytest
@@ -61,16 +62,36 @@ def little_to_collect() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def figures_as_svg() -> Iterator[tuple[str, ...]]:
-    """Has reports draw their figures once, as SVG for the page; the formats that users have.
+def drawing_figures() -> Iterator[Callable[..., AbstractContextManager[None]]]:
+    """Has reports make their figures and leave them undrawn, which takes three quarters of a report's time.
 
-    ``tests/report/test_page.py`` writes all of them.
+    Gives a context manager in which they are drawn, as SVG for the page or in the formats that users have.
     """
     from rayfl.report import drawing
 
-    formats = drawing.FORMATS
-    with mock.patch.object(drawing, "FORMATS", ("svg",)):
-        yield formats
+    svg, formats = drawing.Drawing.__dict__["svg"], drawing.FORMATS
+    picture = '<svg xmlns="http://www.w3.org/2000/svg" width="400pt" height="200pt" viewBox="0 0 400 200"></svg>'
+
+    @contextmanager
+    def drawn(every_format: bool = False) -> Iterator[None]:
+        with (
+            mock.patch.object(drawing.Drawing, "svg", svg),
+            mock.patch.object(drawing, "FORMATS", formats if every_format else ("svg",)),
+        ):
+            yield
+
+    with (
+        mock.patch.object(drawing, "FORMATS", ("svg",)),
+        mock.patch.object(drawing.Drawing, "svg", property(lambda self: picture)),
+    ):
+        yield drawn
+
+
+@pytest.fixture(scope="module")
+def drawn_figures(drawing_figures: Callable[..., AbstractContextManager[None]]) -> Iterator[None]:
+    """For modules that look at the pictures of reports."""
+    with drawing_figures():
+        yield
 
 
 def pytest_unconfigure() -> None:

@@ -193,6 +193,7 @@ def recognised(toy: Toy) -> float:
     return float(layer(x).detach().softmax(-1).gather(1, k[:, None]).mean())
 
 
+@pytest.mark.slow
 def test_inv_adcol_6_features_of_clients_become_harder_to_tell_apart() -> None:
     train = TrainConfig(rounds=25, clients_per_round=4, local_epochs=2, batch_size=16, lr=0.1)
     found = {}

@@ -168,6 +168,7 @@ def test_a_cohort_without_weight_leaves_the_model_and_counts_its_losses() -> Non
     assert all(not torch.equal(toy.server["model"][name], leaf) for name, leaf in before.items())
 
 
+@pytest.mark.slow
 def test_inv_drfa_5_the_largest_loss_falls() -> None:
     """Clients that disagree: more weight of the worst makes it better than equal weights do."""
     train = TrainConfig(rounds=60, clients_per_round="all", local_epochs=1, batch_size=None, lr=0.3)

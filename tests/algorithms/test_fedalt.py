@@ -115,7 +115,7 @@ def test_each_client_begins_with_a_mixer_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("trains", [["a", "b"], ["b"]], ids=["ab", "b"])
-@pytest.mark.parametrize("share", [None, 0.3])
+@pytest.mark.parametrize("share", [pytest.param(None, marks=pytest.mark.slow), 0.3])
 def test_stacked_is_looped(share: float | None, trains: list[str]) -> None:
     model = {"adapter": {"r": 3, "alpha": 6, "trains": trains}}
     one, other = (adapted_toy(FedALT(own_share=share), mode, model) for mode in ("looped", "vectorized"))

@@ -109,7 +109,7 @@ def test_inv_amp_5_without_sharpness_all_others_weigh_the_same() -> None:
     assert not toy.states()
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("mode", ["looped", pytest.param("vectorized", marks=pytest.mark.slow)])
 def test_inv_amp_6_the_local_solution_of_quadratics(mode: str) -> None:
     train = TrainConfig(rounds=2, clients_per_round="all", local_epochs=300, batch_size=None, lr=0.2)
     algorithm = FedAMP(heuristic=False, sigma=5.0, alpha=0.5, proximal_weight=0.8)

@@ -151,6 +151,7 @@ def single_classes(clients: int = 6) -> ListDataset:
     return ListDataset([(x, torch.full((20,), k % 3)) for k, x in enumerate(found)])
 
 
+@pytest.mark.slow
 def test_inv_aws_4_clients_of_one_class_learn_to_tell_classes_apart_by_the_spread_alone() -> None:
     """It makes them orthogonal; without it all come nearer."""
     train = TrainConfig(rounds=60, clients_per_round="all", local_epochs=2, batch_size=10, lr=0.1)

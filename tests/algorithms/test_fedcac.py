@@ -174,6 +174,7 @@ def test_vectorized_agrees_with_looped() -> None:
         assert_close(one.double(), other.double(), 1e-9)
 
 
+@pytest.mark.slow
 def test_personal_models_fit_clients_with_rules_of_their_own() -> None:
     train = TrainConfig(rounds=30, clients_per_round="all", local_epochs=1, batch_size=10, lr=0.1)
     toy = Toy(FedCAC(collaboration_rounds=10), planted_clients("head"), two_layers(12, 8), train)

@@ -188,7 +188,14 @@ def test_a_local_adapter_begins_as_the_initial_one_and_goes_on_from_where_it_was
     assert any((second[name] - leaf).abs().max() > 1e-4 for name, leaf in first.items())
 
 
-@pytest.mark.parametrize("options", [{}, {"version": "F"}, {"global_beside_local": True}], ids=["T", "F", "beside"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="T", marks=pytest.mark.slow),
+        pytest.param({"version": "F"}, id="F"),
+        pytest.param({"global_beside_local": True}, id="beside"),
+    ],
+)
 @pytest.mark.parametrize(
     "trains", [pytest.param(["a", "b"], id="ab", marks=pytest.mark.slow), pytest.param(["b"], id="b")]
 )

@@ -111,6 +111,7 @@ def spread(toy: Toy) -> float:
     return float((found - found.mean(0)).square().sum(1).mean())
 
 
+@pytest.mark.slow
 def test_inv_iir_5_the_penalty_draws_gradients_of_clients_together() -> None:
     train = TrainConfig(rounds=40, clients_per_round=4, local_epochs=1, batch_size=10, lr=0.2)
     found = []

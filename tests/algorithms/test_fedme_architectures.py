@@ -75,7 +75,7 @@ def test_vectorized_differs_by_rounding_alone() -> None:
         assert_close(looped.step(), stacked.step())
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
+@pytest.mark.parametrize("hosts", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_results_do_not_depend_on_the_number_of_hosts(hosts: int) -> None:
     algorithm = FedMe(cluster_rounds=(1, 2), initial_epochs=2)
     one, more = toy_of(algorithm), toy_of(algorithm, hosts=hosts)
@@ -224,6 +224,7 @@ def learned(algorithm: FedMe, dataset: ListDataset, architectures: Sequence[int]
     return toy
 
 
+@pytest.mark.slow
 def test_model_tuning_spreads_the_architecture_that_can_learn() -> None:
     """A softmax regression cannot learn the exclusive or."""
     dataset = exclusive_or([40] * 6)
@@ -269,6 +270,7 @@ def test_clustering_keeps_apart_who_would_mislead_each_other(seed: int, monkeypa
     assert found[True] > found[False]
 
 
+@pytest.mark.slow
 def test_exchange_beats_local_training_of_few_samples() -> None:
     dataset = exclusive_or([10] * 8)
     local = learned(Forced(given=(tuple(range(8)),), model_tuning=False), dataset, (1,) * 8)

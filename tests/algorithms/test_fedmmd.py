@@ -117,6 +117,7 @@ def test_mini_batches_of_one_sample_leave_federated_averaging(mode: str) -> None
     assert_close(constrained.run(), plain.run(), 1e-12)
 
 
+@pytest.mark.slow
 def test_a_last_mini_batch_of_one_sample_trains_the_same_in_every_mode() -> None:
     """41 samples in mini-batches of 10; the estimate as it is has no bound there, and no two ways of rounding agree."""
     train = TRAIN.model_copy(update={"batch_size": 10, "rounds": 6, "local_epochs": 5, "momentum": 0.9})

@@ -127,7 +127,7 @@ def contexts_at_first(toy: Toy) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["looped", pytest.param("vectorized", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("prompt", ["shared", *(pytest.param(one, marks=pytest.mark.slow) for one in [*PROMPTS][1:])])
 def test_inv_otp_5_rounds_are_those_of_an_oracle_over_transformers(prompt: str, mode: str) -> None:
     """Ragged clients, one of which has a single sample, momentum, weight decay and partial participation."""
     train = TRAIN.model_copy(update={"weight_decay": 0.01})
@@ -209,14 +209,14 @@ def test_newcomers_have_a_local_context_and_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("adapter", ["none", ADAPTER])
+@pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.slow), ADAPTER])
 def test_stacked_is_looped(prompt: str, adapter: Any) -> None:
     one, other = (clip_toy(FedOTP(), mode, PROMPTS[prompt], {"adapter": adapter}) for mode in ("looped", "vectorized"))
     assert_alike(one, other, COHORTS)
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adamw"])
 def test_single_samples_and_single_classes_stay_finite(mode: str, optimizer: str) -> None:
     train = TrainConfig(rounds=2, clients_per_round=4, local_epochs=3, batch_size=1, lr=0.01, optimizer=optimizer)
     toy = clip_toy(FedOTP(regularization=1e-3), mode, dataset=clip_images((1, 1, 3, 2), classes=1), train=train)

@@ -69,7 +69,7 @@ def lessened(context: Tensor, left: Tensor, right: Tensor, x: Tensor, y: Tensor,
 
 
 @pytest.mark.parametrize("mode", ["looped", pytest.param("vectorized", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("prompt", ["shared", *(pytest.param(one, marks=pytest.mark.slow) for one in [*PROMPTS][1:])])
 def test_inv_pgp_1_rounds_are_those_of_an_oracle_over_transformers(prompt: str, mode: str) -> None:
     """Ragged clients, one of which has a single sample, momentum, weight decay and partial participation."""
     train = TRAIN.model_copy(update={"weight_decay": 0.01})
@@ -98,22 +98,23 @@ def test_inv_pgp_1_rounds_are_those_of_an_oracle_over_transformers(prompt: str, 
     assert (context - begun["model"][CONTEXT]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("prompt", ["shared", *(pytest.param(one, marks=pytest.mark.slow) for one in [*PROMPTS][1:])])
 def test_inv_pgp_2_without_contrast_and_with_zero_factors_it_is_promptfl_to_the_bit(
-    monkeypatch: pytest.MonkeyPatch,
+    prompt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factors = FedPGP.factors
     monkeypatch.setattr(FedPGP, "factors", lambda self, client: {n: 0 * f for n, f in factors(self, client).items()})
-    for prompt in PROMPTS.values():
-        ours, theirs = (clip_toy(method, prompt=prompt) for method in (FedPGP(contrast_weight=0), FedAvg()))
-        for cohort in COHORTS:
-            assert_equal(ours.step(cohort), theirs.step(cohort))
-        found, known = ours.scores(), theirs.scores()
-        for client in found:
-            for row in ("personalized", "global"):
-                assert found[client][row].vector.tolist() == known[client]["global"].vector.tolist()
-        assert all(not leaf.any() for state in ours.states().values() for leaf in state.values())
+    ours, theirs = (clip_toy(method, prompt=PROMPTS[prompt]) for method in (FedPGP(contrast_weight=0), FedAvg()))
+    for cohort in COHORTS:
+        assert_equal(ours.step(cohort), theirs.step(cohort))
+    found, known = ours.scores(), theirs.scores()
+    for client in found:
+        for row in ("personalized", "global"):
+            assert found[client][row].vector.tolist() == known[client]["global"].vector.tolist()
+    assert all(not leaf.any() for state in ours.states().values() for leaf in state.values())
 
 
+@pytest.mark.slow
 def test_inv_pgp_3_the_contrast_draws_the_global_texts_to_the_template() -> None:
     found = {}
     for mu in (0.0, 20.0):
@@ -170,7 +171,7 @@ def test_newcomers_have_factors_of_their_own_and_leave_nothing() -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("adapter", ["none", ADAPTER])
+@pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.slow), ADAPTER])
 def test_stacked_is_looped(prompt: str, adapter: Any) -> None:
     one, other = (clip_toy(FedPGP(), mode, PROMPTS[prompt], {"adapter": adapter}) for mode in ("looped", "vectorized"))
     assert_alike(one, other, COHORTS)

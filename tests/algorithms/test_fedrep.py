@@ -195,6 +195,7 @@ def test_a_last_pass_of_all_heads_is_a_row_of_its_own(group: Any) -> None:
         assert not torch.equal(model["head.weight"], initial(tuned)["head.weight"])
 
 
+@pytest.mark.slow
 def test_learns_a_common_representation_of_clients_that_label_differently() -> None:
     """Heads fitted to the common body in every round: better than one model for all, and than clients alone."""
     train = TRAIN.model_copy(update={"rounds": 20, "clients_per_round": 6, "local_epochs": 3, "batch_size": 10})

@@ -151,7 +151,7 @@ def lessened(reference: Reference, x: Tensor, y: Tensor, classes: list[int]) -> 
 
 
 @pytest.mark.parametrize("mode", ["looped", pytest.param("vectorized", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("names", ["own", "all"])
+@pytest.mark.parametrize("names", [pytest.param("own", marks=pytest.mark.slow), "all"])
 def test_inv_tpg_3_rounds_are_those_of_an_oracle_of_modules(names: Any, mode: str) -> None:
     """Ragged clients, one of which has a single sample, momentum, weight decay and partial participation."""
     train = TRAIN.model_copy(update={"weight_decay": 0.01})
@@ -225,7 +225,7 @@ def test_the_generator_travels_with_adapters_and_nothing_stays() -> None:
 
 
 @pytest.mark.parametrize("names", ["own", "all"])
-@pytest.mark.parametrize("adapter", ["none", ADAPTER])
+@pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.slow), ADAPTER])
 def test_stacked_is_looped(names: Any, adapter: Any) -> None:
     method = FedTPG(names=names)
     one, other = (clip_toy(method, mode, PROMPT, {"adapter": adapter}) for mode in ("looped", "vectorized"))

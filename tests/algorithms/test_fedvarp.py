@@ -112,6 +112,7 @@ def test_inv_varp_4_a_mean_over_cohorts_is_that_of_all_clients() -> None:
             assert after - before == pytest.approx(1e-9 * mean, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clusters", [None, 2])
 def test_inv_varp_5_it_stays_at_the_optimum_of_all_whatever_the_cohort(clusters: int | None) -> None:
     """Once each client's change at the optimum is known; federated averaging moves with its cohort."""

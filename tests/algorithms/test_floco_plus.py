@@ -47,8 +47,8 @@ def scores_of(run: Toy, models: dict[int, Tree]) -> dict[int, float]:
     "changes",
     [
         {},
-        {"proximal_weight": 0.0, "personal_epochs": 3},
-        {"proximal_weight": 5.0, "personal_epochs": 0, "unseen": "init"},
+        pytest.param({"proximal_weight": 0.0, "personal_epochs": 3}, marks=pytest.mark.slow),
+        pytest.param({"proximal_weight": 5.0, "personal_epochs": 0, "unseen": "init"}, marks=pytest.mark.slow),
         {"posthoc": True},
         {"radius": 2.0, "aggregation": "population", "simplex_dimension": 1},
     ],
@@ -64,7 +64,10 @@ def test_inv_flp_1_server_is_floco(changes: dict[str, Any], mode: str) -> None:
     assert vectors(extended, "global", final=True) == vectors(plain, "global", final=True)
 
 
-@pytest.mark.parametrize(("tau", "radius"), [(0, 0.3), (2, 0.0), (2, 2.5), (99, 0.1)])
+@pytest.mark.parametrize(
+    ("tau", "radius"),
+    [(0, 0.3), (2, 0.0), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((2, 2.5), (99, 0.1)))],
+)
 @pytest.mark.parametrize("unseen", ["init", "global"])
 def test_inv_flp_2_one_endpoint_is_ditto(tau: int, radius: float, unseen: Any) -> None:
     common = {"proximal_weight": 0.7, "personal_epochs": 3, "unseen": unseen}
@@ -77,7 +80,7 @@ def test_inv_flp_2_one_endpoint_is_ditto(tau: int, radius: float, unseen: Any) -
         assert vectors(one, row) == vectors(ditto, row)
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 def test_inv_flp_2_in_single_precision_and_with_dropout(mode: str) -> None:
     dataset = random_clients((9, 12, 6, 10), dtype=torch.float32)
     cases = [(dataset, two_layers(double=False))]
@@ -203,7 +206,7 @@ def test_posthoc_is_one_pass_of_all_clients_from_the_final_simplex() -> None:
     assert not any(run.states().values())
 
 
-@pytest.mark.parametrize("changes", [{}, {"posthoc": True}])
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=pytest.mark.slow), {"posthoc": True}])
 def test_looped_equals_vectorized_and_hosts_do_not_matter(changes: dict[str, Any]) -> None:
     looped, stacked, spread = (
         toy(plus(**changes)),

@@ -143,15 +143,12 @@ def shared_rule(clients: int) -> ListDataset:
     return ListDataset(own, public=root[0], public_labels=root[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack",
     [
-        pytest.param(AttackConfig(clients=[0, 3, 5, 8], message=name, strength=strength), id=name, marks=marks)
-        for name, strength, marks in (
-            ("sign_flip", 2, pytest.mark.slow),
-            ("gaussian", 10, pytest.mark.slow),
-            ("ipm", 4, ()),
-        )
+        pytest.param(AttackConfig(clients=[0, 3, 5, 8], message=name, strength=strength), id=name)
+        for name, strength in (("sign_flip", 2), ("gaussian", 10), ("ipm", 4))
     ],
 )
 def test_two_fifths_of_the_clients_do_not_stop_it_as_they_stop_federated_averaging(attack: AttackConfig) -> None:

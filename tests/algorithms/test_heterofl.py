@@ -128,7 +128,14 @@ def test_vectorized_agrees_with_looped(options: dict[str, Any], double: bool) ->
     assert_modes_agree(HeteroFL(widths=WIDTHS, **options), SIZES, TRAIN, double, 1e-10 if double else 1e-5)
 
 
-@pytest.mark.parametrize("model", [TwoCNN(), ResNet9(norm="group"), ResNet9()], ids=["two_cnn", "group", "batch"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(TwoCNN(), id="two_cnn"),
+        pytest.param(ResNet9(norm="group"), id="group", marks=pytest.mark.slow),
+        pytest.param(ResNet9(), id="batch"),
+    ],
+)
 def test_convolutions_train_and_what_nobody_has_stays(model: Any) -> None:
     """Also those whose channels are normalized in groups or by the statistics of mini-batches."""
     generator = torch.Generator().manual_seed(0)

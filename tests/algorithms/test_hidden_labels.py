@@ -11,7 +11,7 @@ from tests.support.experiments import FURTHER, METHODS, PRETRAINED, assert_same,
 from tests.support.hidden_digits import SECTIONS, as_they_are, changed, hidden
 
 NAMES = [name for name in (*METHODS, *FURTHER) if name not in PRETRAINED]
-QUICK = {"fedavg", "fedlc", "fixmatch", "semifl"}
+QUICK = {"fedlc", "fixmatch", "semifl"}
 
 
 def test_the_other_data_differ_in_all_hidden_labels_and_in_no_others() -> None:

@@ -124,6 +124,7 @@ def test_inv_hyp_3_and_4_everybody_is_in_the_cluster_of_least_loss_and_in_no_oth
     assert len(seen) > 1
 
 
+@pytest.mark.slow
 def test_inv_hyp_5_each_model_converges_to_the_mean_of_its_group() -> None:
     points, copies = [-1.0, -3.0, 4.0, 6.0, 8.0], [3, 1, 2, 1, 1]
     train = TrainConfig(rounds=60, clients_per_round="all", local_epochs=2, batch_size=None, lr=0.2)

@@ -124,6 +124,7 @@ def test_inv_mime_4_with_one_mini_batch_of_everything_both_are_one_method() -> N
             assert_close(one.step(cohort)["model"], other.step(cohort)["model"], 1e-12)
 
 
+@pytest.mark.slow
 def test_inv_mime_5_fixed_points() -> None:
     """Where curvatures are equal Mime stays at the optimum of all; MimeLite moves by its clients' drift."""
     steps = {"local_epochs": 3, "batch_size": 1}

@@ -153,7 +153,7 @@ def nearest_of(contexts: dict[int, Tensor], client: int, count: int) -> list[int
 
 
 @pytest.mark.parametrize("mode", ["looped", pytest.param("vectorized", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("prompt", ["shared", *(pytest.param(one, marks=pytest.mark.slow) for one in [*PROMPTS][1:])])
 def test_inv_moap_4_rounds_are_those_of_an_oracle_over_transformers(prompt: str, mode: str) -> None:
     """Ragged clients, one of which has a single sample, momentum, weight decay and partial participation."""
     method = PFedMoAP(peers=2, local_weight=0.7, gate_width=8, heads=2, sharpness=3.0, gate_lr=0.05)
@@ -256,7 +256,7 @@ def test_no_row_with_experts_can_be_exported_and_the_error_says_why() -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("adapter", ["none", ADAPTER])
+@pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.slow), ADAPTER])
 def test_stacked_is_looped(prompt: str, adapter: Any) -> None:
     one, other = (
         clip_toy(PFedMoAP(peers=2), mode, PROMPTS[prompt], {"adapter": adapter}) for mode in ("looped", "vectorized")

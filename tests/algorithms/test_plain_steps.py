@@ -53,7 +53,7 @@ PROBLEMS = {
     "cnn": Problem(TwoCNN(), InputSpec("image", (3, 4, 4), 3)),
     "lstm": Problem(CharLSTM(hidden=5), InputSpec("tokens", (4,), 6, vocabulary=6)),
 }
-QUICK = ("fedavg", "superfed-mm", "superfed-lm", "pfedme", "scaffold")
+QUICK = ("fedavg", "superfed-mm", "scaffold")
 
 
 def trees(toy: Any) -> tuple[Tree, Mapping[str, Tree]]:

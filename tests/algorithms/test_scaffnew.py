@@ -92,6 +92,7 @@ def test_inv_new_3_where_every_step_is_followed_by_a_mean_it_is_gradient_descent
         assert_close(ours.step(EVERYONE)["model"], plain.step(EVERYONE)["model"], 1e-12)
 
 
+@pytest.mark.slow
 def test_inv_new_4_it_reaches_the_optimum_of_all_and_stays_there() -> None:
     """Where federated averaging, with as many steps, stays apart from it."""
     train = TrainConfig(rounds=400, clients_per_round="all", batch_size=None, lr=0.3, weight_decay=0.1)

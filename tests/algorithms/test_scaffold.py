@@ -81,6 +81,7 @@ def test_inv_sca_5_fixed_point() -> None:
                 assert_close(toy.states()[client]["control"], own[client], 1e-12)
 
 
+@pytest.mark.slow
 def test_inv_sca_5_converges_where_fedavg_with_unequal_steps_does_not() -> None:
     unequal = {"batch_size": 1, "rounds": 150, "local_epochs": 1}
     corrected = quad(Scaffold(), [0.0, 4.0], [1, 4], **unequal)

@@ -128,7 +128,7 @@ def test_buffers_belong_to_the_federated_model(mode: str) -> None:
             assert_equal({name: row.built()[0][name] for name in buffers}, {n: run.server["model"][n] for n in buffers})
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["mm", pytest.param("lm", marks=pytest.mark.slow)])
 def test_a_model_within_the_line_beats_both_its_ends_and_federated_averaging(mode: Any) -> None:
     """On new samples of clients whose rules are a common one and as much again of their own."""
     generator = torch.Generator().manual_seed(1)

@@ -27,7 +27,7 @@ PRUNING = {"kept_share": 0.5, "pruning_weight": 1.0}
         pytest.param(FLoRA(), {"global"}, marks=pytest.mark.slow),
         (FLoRA(ranks=RANKS), {"global"}),
         pytest.param(FlexLoRA(ranks=RANKS), {"global", "truncated"}, marks=pytest.mark.slow),
-        (HetLoRA(ranks=RANKS, **PRUNING), {"global", "truncated"}),
+        pytest.param(HetLoRA(ranks=RANKS, **PRUNING), {"global", "truncated"}, marks=pytest.mark.slow),
         (HetLoRA(ranks=RANKS, rank_choice="drawn", **PRUNING), {"global", "truncated"}),
     ],
     ids=["flora", "flora unlike", "flexlora", "hetlora in turn", "hetlora drawn"],

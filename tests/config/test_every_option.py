@@ -161,7 +161,7 @@ def reads() -> dict[str, set[Path]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found.setdefault(node.attr, set()).add(path)
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
                 found.setdefault(str(getattr(node.args[1], "value", "")), set()).add(path)
     return found
 
@@ -172,7 +172,7 @@ def set_by_tests() -> set[str]:
     found: set[str] = set()
     for _, tree in trees(product=False):
         for statement in tree.body:
-            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "EFFECTS":
+            if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "EFFECTS":
                 continue
             for node in ast.walk(statement):
                 if isinstance(node, ast.keyword) and node.arg is not None:

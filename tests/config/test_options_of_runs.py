@@ -108,7 +108,9 @@ def test_stop_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert given == [7]
 
 
-@pytest.mark.parametrize("option", [{"exchange": "derangement"}, {"cluster_outputs": "logits"}])
+@pytest.mark.parametrize(
+    "option", [{"exchange": "derangement"}, pytest.param({"cluster_outputs": "logits"}, marks=pytest.mark.slow)]
+)
 def test_options_of_fedme(option: dict[str, Any], tmp_path: Path) -> None:
     servers = []
     for name, more in (("default", {}), ("other", option)):

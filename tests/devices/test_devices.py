@@ -94,7 +94,7 @@ def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: 
 @pytest.mark.parametrize(
     ("config", "spec"),
     [
-        pytest.param(*one, id=name, marks=pytest.mark.slow if name.startswith("resnet9 ") else ())
+        pytest.param(*one, id=name, marks=pytest.mark.slow if name.startswith(("resnet9", "squeezenet")) else ())
         for name, one in SMALL.items()
     ],
 )

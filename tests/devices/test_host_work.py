@@ -35,7 +35,10 @@ def lines(method: Any, clients: int) -> int:
     return counted.total
 
 
-@pytest.mark.parametrize(("method", "most"), METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [pytest.param(*one, id=name, marks=pytest.mark.slow if name == "ditto" else ()) for name, one in METHODS.items()],
+)
 def test_what_the_host_does_for_a_further_client_does_not_grow(method: Any, most: int) -> None:
     few, more, many = (lines(method, clients) for clients in (10, 20, 40))
     assert many - more <= 2.05 * (more - few)

@@ -201,7 +201,9 @@ def launches(method: Any, clients: int) -> int:
     return sum(counted.launches.values())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "superfed", pytest.param("ditto", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("superfed", "ditto"))]
+)
 def test_launches_around_the_steps_hardly_grow_with_the_clients(method: str) -> None:
     few, many = (launches(METHODS[method], clients) for clients in (32, 64))
     assert (many - few) / 32 <= 1.5
@@ -233,7 +235,17 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sections", SECTIONS.values(), ids=SECTIONS.keys())
+@pytest.mark.parametrize(
+    "sections",
+    [
+        pytest.param(
+            sections,
+            id=name,
+            marks=() if name in ("clipped", "local noise", "top_k", "secure", "adam") else pytest.mark.slow,
+        )
+        for name, sections in SECTIONS.items()
+    ],
+)
 def test_sections_make_the_host_wait_no_oftener_for_more_clients(sections: dict[str, Any]) -> None:
     method = partial(FedAvg, aggregation="uniform")
     few, many = (counted(method, clients, **sections).waits for clients in (4, 20))
@@ -244,7 +256,7 @@ def test_messages_are_clipped_and_noised_together() -> None:
     """More clients are more launches for what is done to each alone, which is none of it."""
     method = partial(FedAvg, aggregation="uniform")
     plain, noisy = (
-        [sum(counted(method, clients, **one).launches.values()) for clients in (4, 20)]
+        [sum(counted(method, clients, **one).launches.values()) for clients in (4, 12)]
         for one in ({}, SECTIONS["local noise"])
     )
     assert noisy[1] - noisy[0] == plain[1] - plain[0]

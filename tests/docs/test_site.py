@@ -17,10 +17,13 @@ import pytest
 import rayfl
 
 ROOT = Path(__file__).parent.parent.parent
-pytestmark = pytest.mark.skipif(
-    find_spec("material") is None or find_spec("mkdocstrings") is None,
-    reason="the site needs the extra docs: pip install --constraint constraints.txt --editable '.[docs]'",
-)
+pytestmark = [
+    pytest.mark.slow,  # test_links.py follows the links of the pages as they are written
+    pytest.mark.skipif(
+        find_spec("material") is None or find_spec("mkdocstrings") is None,
+        reason="the site needs the extra docs: pip install --constraint constraints.txt --editable '.[docs]'",
+    ),
+]
 
 
 class Page(HTMLParser):
@@ -118,7 +121,6 @@ def browse(page: Path, folder: Path, query: str = "") -> tuple[str, str]:
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
 
-@pytest.mark.slow
 def test_formulas_are_mathematics_in_a_browser(site: Path, tmp_path: Path) -> None:
     """KaTeX has set every formula of some pages, with MathML for screen readers, and complains about none."""
     for name in ("superfed", "fedfusion", "gpfl", "per_fedavg", "fedavg"):
@@ -128,7 +130,6 @@ def test_formulas_are_mathematics_in_a_browser(site: Path, tmp_path: Path) -> No
         assert formulas == html.count('class="katex"') == html.count("<math ") > 5, name
 
 
-@pytest.mark.slow
 def test_the_search_finds_from_a_folder(site: Path, tmp_path: Path) -> None:
     html, complaints = browse(site / "index.html", tmp_path, "?q=staleness")
     assert complaints == ""

@@ -94,7 +94,7 @@ def test_the_largest_and_the_middle_are_found_with_few_of_the_epsilons_that_take
 
 
 def test_the_largest_epsilon_by_numerical_composition() -> None:
-    exposures = [exposure_of(privacy(1.5), {1: 3 * math.ceil(n / 10)}, n, 10) for n in (30, 31, 40, 60)]
+    exposures = [exposure_of(privacy(1.5), {1: 3 * math.ceil(n / 10)}, n, 10) for n in (30, 40, 60)]
     every = [one.epsilon("prv") for one in exposures]
     largest, middle = largest_and_middle(exposures, "prv")
     assert largest == max(every)

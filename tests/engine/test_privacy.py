@@ -170,6 +170,7 @@ def test_numerical_composition_is_below_renyi_accounting() -> None:
     assert 0.6 * epsilon(one, train, 200, 20) < epsilon(other, train, 200, 20) < 0.9 * epsilon(one, train, 200, 20)
 
 
+@pytest.mark.slow
 def test_hardly_any_noise_is_counted_by_renyi_accounting(caplog: pytest.LogCaptureFixture) -> None:
     train = TrainConfig(clients_per_round=100, sampling="poisson")
     one, other = (

@@ -113,7 +113,9 @@ def test_pixels_that_count_nowhere_are_white(runs: dict[str, RunFolder], monkeyp
     assert tuple(image.cmap.get_bad()) == (1, 1, 1, 1)
 
 
-@pytest.mark.parametrize("size", ["", "icml-column", "neurips"])
+@pytest.mark.parametrize(
+    "size", [pytest.param("", marks=pytest.mark.slow), "icml-column", pytest.param("neurips", marks=pytest.mark.slow)]
+)
 def test_every_text_of_it_can_be_read(runs: dict[str, RunFolder], size: str) -> None:
     with paper_style(SIZES[size] if size else None):
         figure, _ = KINDS["masks"].draw([runs["superfed"], runs["fedavg"]])

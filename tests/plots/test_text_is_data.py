@@ -86,7 +86,8 @@ def test_a_row_of_such_a_name(folder: Path, tmp_path: Path) -> None:
     assert BROKEN in (tmp_path / "p.svg").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("runs", [["one"], ["one", "two"]])
+@pytest.mark.usefixtures("drawn_figures")
+@pytest.mark.parametrize("runs", [pytest.param(["one"], marks=pytest.mark.slow), ["one", "two"]])
 def test_reports(folder: Path, tmp_path: Path, runs: list[str]) -> None:
     command(folder, "report", *runs, "--out", str(tmp_path))
     pictures = [path.read_text(encoding="utf-8") for path in (tmp_path / "figures").glob("*.svg")]

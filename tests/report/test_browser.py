@@ -27,7 +27,10 @@ from rayfl.runs.finding import load_run
 from tests.support.documents import Document, rendered
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH")
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH"),
+    pytest.mark.usefixtures("drawn_figures"),
+]
 
 A4_PX = 680  # between its margins
 CLICKS = """
@@ -254,6 +257,7 @@ def test_captions_are_whole_in_a_narrow_window_with_a_scroll_bar(page: Path) -> 
     assert int(found[1]) > 1
 
 
+@pytest.mark.slow
 def test_on_paper_a_table_of_17_columns_is_whole(finished: Path, page: Path) -> None:
     several = page.with_name("several.html")
     names = ("fedavg-0", "fedavg-1", "superfed-mm-0", "superfed-mm-1")
@@ -266,7 +270,7 @@ def test_on_paper_a_table_of_17_columns_is_whole(finished: Path, page: Path) -> 
     assert int(html.partition("<title>")[2].partition("<")[0]) <= A4_PX
 
 
-@pytest.mark.parametrize(("scheme", "light"), [("1", True), ("0", False)])
+@pytest.mark.parametrize(("scheme", "light"), [pytest.param("1", True, marks=pytest.mark.slow), ("0", False)])
 def test_figures_are_drawn_in_light_and_dark(page: Path, scheme: str, light: bool) -> None:
     picture = page.with_name(f"{scheme}.png")
     browse(
@@ -285,6 +289,7 @@ def test_figures_are_drawn_in_light_and_dark(page: Path, scheme: str, light: boo
     assert sum(count for count, colour in colours if colour == series) > 300
 
 
+@pytest.mark.slow
 def test_the_legend_shows_the_dashes_that_tell_32_curves_apart(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     start = text.index(">", text.index('<script type="application/json"')) + 1

@@ -66,7 +66,13 @@ def asked(run: Path, *options: Any) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("options", [(), ("--objective", "l2"), ("--round", 2, "--client", 3)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (("--objective", "l2"), ("--round", 2, "--client", 3))),
+    ],
+)
 def test_one_step_gives_its_samples_away(make: Make, options: tuple[Any, ...]) -> None:
     found = asked(make("plain"), *options)
     scores = found["scores"]

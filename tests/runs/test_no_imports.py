@@ -123,11 +123,10 @@ def test_the_configuration_of_a_folder_is_shown_as_it_was_resolved(folder: Path)
     "arguments",
     [
         ["export", "method", "--client", "0", "--out", "m.safetensors"],
-        ["export", "data", "--client", "0", "--out", "m.safetensors"],
+        pytest.param(["export", "data", "--client", "0", "--out", "m.safetensors"], marks=pytest.mark.slow),
         ["plot", "landscape", "model", "--plane", "random", "--points", "5", "--samples", "20"],
-        ["data", "stats", "data"],
         ["data", "stats", "data/config.yaml"],
-        ["data", "show", "data"],
+        *(pytest.param(["data", which, "data"], marks=pytest.mark.slow) for which in ("stats", "show")),
     ],
 )
 def test_what_needs_code_asks_for_trust(folder: Path, arguments: list[str]) -> None:

@@ -82,7 +82,9 @@ def test_late_updates_are_used(tmp_path: Path) -> None:
     assert last < waiting.rounds["simulated_s"].to_pylist()[-1]
 
 
-@pytest.mark.parametrize("system", [SLOW_AND_FAST, HARD], ids=["given", "hard"])
+@pytest.mark.parametrize(
+    "system", [pytest.param(SLOW_AND_FAST, id="given", marks=pytest.mark.slow), pytest.param(HARD, id="hard")]
+)
 def test_inv_buff_7_a_run_continues_to_the_same_bits(system: dict[str, Any], tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "whole", system, server_momentum=0.3))
     pieces = experiment(tmp_path, "pieces", system, server_momentum=0.3)

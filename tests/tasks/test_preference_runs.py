@@ -78,7 +78,7 @@ METHODS: dict[str, Any] = {
     "FedALT": "fedalt",
     "APFL": "apfl",
 }
-QUICK = ("FedSA-LoRA", "FedDPA")
+QUICK = ("FedSA-LoRA",)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_runs_of_looped_and_of_stacked_clients_agree(name: str, tmp_path: Path) 
         assert row["margin"] == pytest.approx(its["margin"], abs=1e-4)
 
 
-@pytest.mark.parametrize("loss", ["ipo", "simpo", "orpo"])
+@pytest.mark.parametrize("loss", ["orpo", *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("ipo", "simpo"))])
 def test_a_run_with_each_loss_lowers_it(loss: str, tmp_path: Path) -> None:
     content = experiment(
         tmp_path, "run", "fedavg", task={"name": "preference", "loss": loss},

@@ -99,7 +99,9 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(one, marks=() if one in ("ditto", "superfed") else pytest.mark.slow) for one in RUNS]
+)
 def test_runs_are_the_same_looped_and_stacked(method: str, tmp_path: Path) -> None:
     content = sections(**RUNS[method])
     runs = {
@@ -118,6 +120,7 @@ def test_runs_are_the_same_looped_and_stacked(method: str, tmp_path: Path) -> No
     assert (np.array(clients["width"]) > 0).all()
 
 
+@pytest.mark.slow
 def test_more_training_brings_the_coverage_near_its_level_and_lowers_the_loss(tmp_path: Path) -> None:
     content = sections(model="nlinear", evaluation={"every": 1, "splits": ["train", "test"]})
     content["train"] = {**content["train"], "rounds": 30, "clients_per_round": "all", "optimizer": "adam", "lr": 0.02}

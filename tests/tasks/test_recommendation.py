@@ -268,6 +268,7 @@ def test_users_learn_what_they_like_and_a_popular_list_is_not_enough(tmp_path: P
     assert found["fedper"] > found["fedavg"] + 0.03
 
 
+@pytest.mark.slow
 def test_held_out_items_that_are_never_drawn_can_be_told_by_a_model_alone(tmp_path: Path) -> None:
     """Why dataset.unknown=training is the default: clients by themselves, who know no other user, win without it."""
     found = {}

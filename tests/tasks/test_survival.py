@@ -145,7 +145,7 @@ def test_on_a_device_the_sums_are_those_of_the_processor() -> None:
     assert found[1] == pytest.approx(expected[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "ditto"])
 def test_risks_are_learned_looped_and_stacked(method: str, tmp_path: Path) -> None:
     content = sections(algorithm=method)
     runs = {

@@ -175,7 +175,7 @@ class Stop(Callback):
             raise Interrupted
 
 
-@pytest.mark.parametrize("model", ["fasttext", "char_lstm"])
+@pytest.mark.parametrize("model", ["fasttext", pytest.param("char_lstm", marks=pytest.mark.slow)])
 def test_tokens_with_lengths_of_an_own_function_looped_stacked_and_through_a_stop(model: str, tmp_path: Path) -> None:
     settings = {
         "dataset": "tests.support.own_data:texts",

@@ -162,7 +162,7 @@ def test_every_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(decoded) == [TEST] * CLIENTS + [TRAIN] * CLIENTS
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("mode", ["looped", pytest.param("vectorized", marks=pytest.mark.slow)])
 def test_runs_have_the_same_bits_with_and_without(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "many.parquet"
     write_natural(path, HEADER.arrow_schema(), groups())

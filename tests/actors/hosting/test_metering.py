@@ -19,7 +19,7 @@ from tests.support.toys import Toy, random_clients
 SLOW_S = 0.3
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 def test_scoring_is_not_counted(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     score = Scorer.score
 

@@ -29,12 +29,13 @@ OPTIMIZERS: list[tuple[dict[str, Any], int]] = [
     ({"momentum": 0.0, "optimizer": "adam"}, 2),
     ({"momentum": 0.0, "optimizer": "adamw"}, 2),
 ]
+MEASURED = OPTIMIZERS[:3]
 
 
 def measured(folder: Path) -> tuple[list[int], int]:
     """Returns the bytes that a client is measured to take with each optimizer, and those of the model."""
     taken, sizes = [], set()
-    for train, _ in OPTIMIZERS:
+    for train, _ in MEASURED:
         content = small_experiment(folder, "run", "fedavg")
         content |= {"engine": {"mode": "looped"}, "model": {"name": "two_nn", "hidden": [2000, 2000]}}
         content["train"] = {**content["train"], **train}
@@ -54,7 +55,7 @@ def test_a_probe_counts_the_slots_of_the_optimizer(tmp_path: Path) -> None:
     """Of a model of 16 MB, within half of that; in a process of its own, since peaks are those of a whole process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         taken, model = process.submit(measured, tmp_path).result()
-    for (_, slots), bytes_taken in zip(OPTIMIZERS, taken, strict=True):
+    for (_, slots), bytes_taken in zip(MEASURED, taken, strict=True):
         assert abs(bytes_taken - taken[0] - slots * model) < model / 2, (taken, model)
 
 

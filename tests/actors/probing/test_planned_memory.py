@@ -75,7 +75,7 @@ def play(own: Toy) -> None:
 @PRETENDED
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("superfed", "convolutions") else pytest.mark.slow) for name in WORKS],
+    [pytest.param(name, marks=() if name == "superfed" else pytest.mark.slow) for name in WORKS],
 )
 def test_a_stack_takes_what_was_planned_within_a_tenth(name: str) -> None:
     found = []

@@ -270,7 +270,7 @@ def test_other_nodes_join_the_first(tmp_path: Path, jobs: list[Job]) -> None:
     assert "--object-store-memory" not in log
 
 
-@pytest.mark.parametrize(("cpus", "given"), [(8, 8), (9, 8), (4, 4)])
+@pytest.mark.parametrize(("cpus", "given"), [(9, 8), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (8, 4))])
 def test_no_gpu_is_idle_for_want_of_a_cpu(cpus: int, given: int, tmp_path: Path, jobs: list[Job]) -> None:
     jobs.append(job := Job(tmp_path, 43, {}, SLURM_CPUS_PER_TASK=str(cpus), SLURM_GPUS_ON_NODE="8"))
     job.wait_for_the_run()

@@ -36,7 +36,7 @@ def private(place: Path, name: str, method: str = "fedavg", **sections: Any) -> 
     return {**content, "privacy": NOISY, **sections, "train": train, "algorithm": algorithm}
 
 
-@pytest.mark.parametrize("method", ["superfed-mm", "scaffold"])
+@pytest.mark.parametrize("method", ["superfed-mm", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_an_interrupted_private_run_continues_to_the_same_bits(tmp_path: Path, method: str) -> None:
     whole = rayfl.run(private(tmp_path, "whole", method))
     pieces = private(tmp_path, "pieces", method)

@@ -263,6 +263,7 @@ class NeverAnswers(FedAvg):
         return await super().local_update(client, model)
 
 
+@pytest.mark.slow
 def test_clients_that_never_answer_are_asked_less_and_less_often(tmp_path: Path) -> None:
     content = run_of(
         tmp_path,

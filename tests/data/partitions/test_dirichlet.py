@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayfl.data.partitions import dirichlet
 from rayfl.data.partitions.dirichlet import DirichletEqualPartition, DirichletPartition, LabelAndSizePartition
 from rayfl.errors import DataError
 from rayfl.randomness import RandomStreams
@@ -65,7 +66,8 @@ def test_the_cap_keeps_sizes_in_bounds() -> None:
     assert np.std([len(p) for p in capped]) < np.std([len(p) for p in free])
 
 
-def test_small_clients_are_redrawn_or_dropped() -> None:
+def test_small_clients_are_redrawn_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dirichlet, "_MOST_DRAWS", 100)
     labels = CIFAR[::100]
     settings_ = {"num_clients": 40, "alpha": 0.05, "cap": False}
     dropped = DirichletPartition(**settings_, min_samples=11, small_clients="drop").assign(labels, RandomStreams(0))
@@ -75,7 +77,7 @@ def test_small_clients_are_redrawn_or_dropped() -> None:
         DataError, match=r"min_samples is 501, but none of 40 clients has as many, the largest \d+: lower"
     ):
         DirichletPartition(**settings_, min_samples=501, small_clients="drop").assign(labels, RandomStreams(0))
-    with pytest.raises(DataError, match=r"partition.alpha is 0.05: in 1000 draws some client had fewer than 11"):
+    with pytest.raises(DataError, match=r"partition.alpha is 0.05: in 100 draws some client had fewer than 11"):
         DirichletPartition(**settings_, min_samples=11).assign(labels, RandomStreams(0))
     with pytest.raises(DataError, match=r"raise partition.size_alpha or partition.alpha, lower partition.num_clients"):
         DirichletPartition(num_clients=40, alpha=9, cap=False, size_alpha=0.01).assign(labels, RandomStreams(0))

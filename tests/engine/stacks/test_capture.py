@@ -85,7 +85,8 @@ def both(updates: Sequence[TrainRequest], network: Network) -> Recording:
 
 @pytest.mark.parametrize("products", [False, True], ids=["autograd", "products"])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "recurrent" else ()) for name in MODELS]
+    "name",
+    [pytest.param(name, marks=() if name in ("normalized", "dropping") else pytest.mark.slow) for name in MODELS],
 )
 def test_replays_are_the_steps_to_the_bit(name: str, products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectorized, "are_products", lambda device: products)
@@ -99,7 +100,7 @@ def test_replays_are_the_steps_to_the_bit(name: str, products: bool, monkeypatch
     [
         {"rule": Rule(0.01, optimizer="adam")},
         {"rule": Rule(0.05, momentum=0.9, nesterov=True)},
-        {"max_grad_norm": 0.5},
+        pytest.param({"max_grad_norm": 0.5}, marks=pytest.mark.slow),
     ],
     ids=["adam", "nesterov", "clipped"],
 )

@@ -53,7 +53,9 @@ def counted(name: str, unfold: bool) -> tuple[Launches, list[Tensor]]:
 
 
 @PRETENDED
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "two_cnn" else pytest.mark.slow) for name in WORKS]
+)
 def test_grouped_convolutions_take_fewer_launches_and_bytes(name: str) -> None:
     grouped, expected = counted(name, unfold=False)
     products, found = counted(name, unfold=True)

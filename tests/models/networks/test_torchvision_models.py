@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -57,6 +55,7 @@ def test_with_the_weights_of_a_file_it_computes_what_torchvision_computes(
     torch.testing.assert_close(network.logits(network.initialize(0), x), module(x))
 
 
+@pytest.mark.slow
 def test_a_head_for_other_classes_is_new(tmp_path: Path) -> None:
     module, file = made("resnet18", 7), tmp_path / "weights.pt"
     torch.save(module.state_dict(), file)
@@ -68,7 +67,11 @@ def test_a_head_for_other_classes_is_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "name"), [(ResNet18(weights="imagenet"), "resnet18"), (SqueezeNet(weights="imagenet"), "squeezenet1_1")]
+    ("config", "name"),
+    [
+        pytest.param(ResNet18(weights="imagenet"), "resnet18", marks=pytest.mark.slow),
+        (SqueezeNet(weights="imagenet"), "squeezenet1_1"),
+    ],
 )
 def test_imagenet_weights_with_a_new_head(config: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state = made(name, 1000).state_dict()
@@ -83,7 +86,8 @@ def test_imagenet_weights_with_a_new_head(config: Any, name: str, monkeypatch: p
     assert not any(value.shape == thousand.shape and torch.equal(value, thousand) for value in state.values())
 
 
-@pytest.mark.parametrize("name", ["googlenet", pytest.param("inception_v3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_imagenet_weights_of_models_with_heads_for_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features are torchvision's, which brings such weights' inputs to another scale itself."""
     torch.manual_seed(0)
@@ -124,6 +128,7 @@ def test_weights_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert str(file) in str(error.value)
 
 
+@pytest.mark.slow
 def test_grey_images_are_repeated_and_all_are_resized() -> None:
     grey = ResNet18().network(GREY)
     tree, x = grey.initialize(0), images(GREY)
@@ -141,6 +146,7 @@ def test_squeezenet_cannot_be_mistaken_for_a_net_with_a_linear_layer() -> None:
     assert tree[network.head_weight].shape == (5, 512)
 
 
+@pytest.mark.slow
 def test_normalization_is_replaced_where_there_is_some() -> None:
     group = ResNet18(norm="group").network(GREY)
     assert (
@@ -171,8 +177,3 @@ def test_a_torchvision_that_cannot_be_imported_is_reported(monkeypatch: pytest.M
     monkeypatch.setattr(importlib, "import_module", refused)
     with pytest.raises(ModelError, match=r"nms does not exist.*pip install --upgrade torch torchvision"):
         ResNet18().network(COLOUR)
-
-
-def test_torchvision_is_imported_only_when_needed() -> None:
-    code = "import sys, rayfl.models.zoo; sys.exit('torchvision' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

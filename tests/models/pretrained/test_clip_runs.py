@@ -109,7 +109,14 @@ def test_actors_have_the_same_frozen_head(tmp_path: Path) -> None:
     assert_equal(outcome(tmp_path / "inline").server, outcome(tmp_path / "ray").server)
 
 
-@pytest.mark.parametrize("prompt", [{"length": 2}, {"context": "by_class", "start": "template"}, {"context": "none"}])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        pytest.param({"length": 2}, marks=pytest.mark.slow),
+        pytest.param({"context": "by_class", "start": "template"}, marks=pytest.mark.slow),
+        {"context": "none"},
+    ],
+)
 def test_what_is_exported_is_read_without_rayfl(prompt: dict[str, Any], tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "run", "fedavg", prompt, ADAPTER))
     command, x = CliRunner(), inputs("vit", 4, 0)

@@ -90,7 +90,9 @@ def test_two_adapters_leave_as_one_of_twice_the_rank_or_not_at_all(tmp_path: Pat
 @pytest.mark.parametrize(
     ("method", "row", "times"),
     [
-        ({"name": "superfed", "start": 0.0, "adapters": "products"}, "lambda=0.3", 2),
+        pytest.param(
+            {"name": "superfed", "start": 0.0, "adapters": "products"}, "lambda=0.3", 2, marks=pytest.mark.slow
+        ),
         ({"name": "floco", "simplex_dimension": 2, "assignment_round": 1, "simplex_over": "adapters"}, None, 3),
     ],
     ids=["SuPerFed", "FLOCO"],

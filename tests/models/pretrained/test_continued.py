@@ -39,7 +39,7 @@ FORGETTING: dict[str, Any] = {
 """Methods that keep no moments, and nothing else of a client."""
 MODELS: dict[str, Any] = {"FedSA-LoRA with DoRA": {"adapter": {**ADAPTERS, "use_dora": True}}}
 """Changes of the section ``model``."""
-QUICK = ("FedSA-LoRA with DoRA", "FLoRA")
+QUICK = ("FedSA-LoRA with DoRA",)
 
 
 class _Stop(rayfl.Callback):

@@ -89,7 +89,7 @@ SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 """By method: its configuration, changes of the model or of training, and how many scalars travel; down and up, or up in
 one of the rounds."""
 
-QUICK = ("Ditto", "SuperFed of products", "FLoRA")
+QUICK = ("Ditto",)
 """Of the quick suite, which has all of them over a vision transformer (``test_runs.py``)."""
 
 

@@ -83,7 +83,12 @@ def test_half_an_adapter_or_none_has_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "reported"), [("fedavg", True), ("fedalt", True), ({"name": "fedper", "head_group": "lora_b"}, False)]
+    ("method", "reported"),
+    [
+        ("fedavg", True),
+        pytest.param("fedalt", True, marks=pytest.mark.slow),
+        ({"name": "fedper", "head_group": "lora_b"}, False),
+    ],
 )
 def test_it_is_a_column_of_the_cohorts_rows(method: Any, reported: bool, tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "run", method))

@@ -41,7 +41,10 @@ def peft_model(family: str, folder: Path, classes: int | None) -> Any:
     return peft.PeftModel.from_pretrained(exact.plain(family, classes).float(), folder).eval()
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=() if one in ("gpt2", "llama") else pytest.mark.slow) for one in DECODERS],
+)
 def test_peft_reads_classifiers_and_a_run_begins_from_what_peft_writes(family: str, tmp_path: Path) -> None:
     net, made = network(family, adapter=SOFT), section(family, adapter=SOFT)
     tree, x = trained(net, 0), inputs(family, 4, 0)
@@ -104,7 +107,10 @@ def answered(net: Any, tree: Any, prompts: list[Prompt]) -> list[list[int]]:
     return list(answers(Predictor.of(tree), task, prompts, most=6, length=12, end=None, device=torch.device("cpu")))
 
 
-@pytest.mark.parametrize("family", sorted(CAUSAL))
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=() if one in ("gpt2", "llama") else pytest.mark.slow) for one in sorted(CAUSAL)],
+)
 def test_answers_are_those_of_transformers_without_keys_and_values(family: str) -> None:
     net = language_network(family, adapter=SOFT)
     tree, prompts = trained(net, 3, 0.5), given(8, 2)

@@ -27,7 +27,8 @@ OF_PROMPTS: dict[str, dict[str, Any]] = {
 """Methods of prompts."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "fedpgp" else pytest.mark.slow) for n in OF_PROMPTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_PROMPTS)
 def test_methods_of_prompts_run_in_stacks_go_on_and_leave_in_files(name: str, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "lr": 0.002}
     for run, mode in (("looped", "looped"), ("stacked", "vectorized")):

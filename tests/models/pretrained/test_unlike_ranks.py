@@ -25,7 +25,9 @@ ONE = 4 * (32 + 32)
 """Scalars of one rank of all adapters."""
 
 
-@pytest.mark.parametrize("name", ["hetlora", "flora", "flexlora"])
+@pytest.mark.parametrize(
+    "name", ["hetlora", *(pytest.param(name, marks=pytest.mark.slow) for name in ("flora", "flexlora"))]
+)
 def test_a_client_s_messages_have_its_own_rank(name: str, tmp_path: Path) -> None:
     result = rayfl.run(experiment(tmp_path, "run", {"name": name, "ranks": [1, 2]}, train={"clients_per_round": "all"}))
     rows = [row for row in result.clients.to_pylist() if row["bytes_up"] is not None and row["cohort"] == "selected"]
@@ -52,7 +54,7 @@ def test_a_truncated_adapter_leaves_with_its_own_rank(tmp_path: Path) -> None:
         torch.testing.assert_close(plain.logits(plain.initialize(0), x), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["flora", "fedex_lora"])
+@pytest.mark.parametrize("name", ["flora", pytest.param("fedex_lora", marks=pytest.mark.slow)])
 def test_what_was_added_to_the_base_leaves_as_weights_and_not_as_an_adapter(name: str, tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "run", name))
     models = CommittedModels(open_run(str(tmp_path / "run"), Experiment))

@@ -46,7 +46,7 @@ def losses(folder: Path) -> np.ndarray:
     ("what", "model"),
     [
         ([], "model={name: tf_cnn, form: fedphp_hidden}"),
-        (["dataset.features=waveform"], "model={name: m5, width: 4, norm: group}"),
+        pytest.param(["dataset.features=waveform"], "model={name: m5, width: 4, norm: group}", marks=pytest.mark.slow),
     ],
     ids=["log_mel", "waveform"],
 )

@@ -43,6 +43,7 @@ def test_regions_are_clients_with_flambys_parts_and_its_own_numbers(files: Path)
     assert abs(ages[:, 0].mean()) < 1e-5 and set(ages[:, 1]) == {0, 1}
 
 
+@pytest.mark.slow
 def test_the_preset_learns_the_risk_of_made_up_patients(files: Path, tmp_path: Path) -> None:
     TcgaBrcaSource().prepare(Order(place=str(files), offline=True))
     changes = {"cluster.backend": "inline", "tracking.tensorboard": False, "dataset.standardize": "global"}

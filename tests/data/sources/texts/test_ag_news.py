@@ -121,6 +121,7 @@ def test_damaged_files_are_named(line: str, words: str, tmp_path: Path) -> None:
         samples(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_preset_learns_the_made_up_news(tmp_path: Path) -> None:
     write_news(tmp_path)
     result = rayfl.run(
