@@ -62,6 +62,17 @@ def little_to_collect() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks() -> Iterator[None]:
+    """Leaves it to the system when files reach a disk: tests kill processes and pull no plugs.
+
+    A run waits for that some fifty times, for milliseconds each. Tests of it put their own function there.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def drawing_figures() -> Iterator[Callable[..., AbstractContextManager[None]]]:
     """Has reports make their figures and leave them undrawn, which takes three quarters of a report's time.
 

@@ -14,16 +14,14 @@ from algorithms.parts.adapters import adapters_of
 from rayfl.errors import ConfigError
 from rayfl.params import leaves
 from tests.support.adapted import TRAIN, adapted_toy, images
-from tests.support.bases import network, trained
+from tests.support.bases import trained, vit
 from tests.support.toy_networks import two_layers
 from tests.support.toys import assert_close, assert_equal
-
-NET = network("vit")
 
 
 def adapters(*seeds: int) -> list[dict[str, Tensor]]:
     """Adapters some way from their initial values."""
-    return [adapters_of(trained(NET, seed), NET) for seed in seeds]
+    return [adapters_of(trained(vit(), seed), vit()) for seed in seeds]
 
 
 def server(initial: dict[str, Tensor], **own: dict[str, Tensor]) -> dict[str, Any]:
@@ -79,8 +77,8 @@ def test_inv_fedalt_of_no_weight_leaves_its_own_adapter() -> None:
     toy.step([0, 1])
     initial = toy.task.network.initialize(toy.context.streams.integer("init.global"))
     own = toy.states()[0]["own"]
-    assert_equal(adapters_of(own, NET), adapters_of(initial, NET))
-    assert any(not torch.equal(own[name], initial[name]) for name in NET.groups["head"])
+    assert_equal(adapters_of(own, vit()), adapters_of(initial, vit()))
+    assert any(not torch.equal(own[name], initial[name]) for name in vit().groups["head"])
 
 
 def test_inv_fedalt_own_adapters_go_on_and_nobody_overwrites_them() -> None:
@@ -94,12 +92,12 @@ def test_inv_fedalt_own_adapters_go_on_and_nobody_overwrites_them() -> None:
     second = toy.states()
     assert_equal(first[0], second[0])
     for client in (0, 1, 2):
-        assert_equal(adapters_of(second[client]["own"], NET), toy.server["own"][str(client)])
+        assert_equal(adapters_of(second[client]["own"], vit()), toy.server["own"][str(client)])
     # neither heads nor mixers reach the server
-    assert {path.rpartition("/")[2] for path, _ in leaves(toy.server)} == set(NET.groups["adapters"])
+    assert {path.rpartition("/")[2] for path, _ in leaves(toy.server)} == set(vit().groups["adapters"])
     mixers = [second[client]["mixer"] for client in (0, 1, 2)]
-    assert all(set(mixer) == set(NET.sites) for mixer in mixers)
-    site = next(iter(NET.sites))
+    assert all(set(mixer) == set(vit().sites) for mixer in mixers)
+    site = next(iter(vit().sites))
     assert not torch.equal(mixers[0][site], mixers[1][site])
     assert not torch.equal(first[2]["mixer"][site], second[2]["mixer"][site])
 
@@ -108,7 +106,7 @@ def test_each_client_begins_with_a_mixer_of_its_own() -> None:
     idle = adapted_toy(FedALT(), train=TRAIN.model_copy(update={"lr": 0.0}))
     idle.step([0, 1])
     drawn = [idle.states()[client]["mixer"] for client in (0, 1)]
-    for site, width in NET.sites.items():
+    for site, width in vit().sites.items():
         assert drawn[0][site].shape == (2, width) and drawn[0][site].abs().max() <= width**-0.5
         assert drawn[0][site].abs().max() > width**-0.5 / 2
         assert not torch.equal(drawn[0][site], drawn[1][site])

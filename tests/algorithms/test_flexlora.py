@@ -12,17 +12,16 @@ from algorithms.flexlora import FlexLoRA
 from algorithms.parts.low_rank import decomposed_product
 from algorithms.parts.ranks import cut, sites_of
 from tests.support.adapted import adapted_toy, images
-from tests.support.bases import network, trained
+from tests.support.bases import trained, vit
 from tests.support.toys import assert_close, assert_equal
 
-NET = network("vit")
-INITIAL = NET.initialize(0)
+INITIAL = vit().initialize(0)
 WEIGHTS = {0: 5, 1: 8, 2: 9}
 
 
 def models(*ranks: int) -> dict[int, dict[str, Tensor]]:
     """Models of some ranks, some way from their initial values; by client."""
-    return {client: cut(trained(NET, client + 1), rank) for client, rank in enumerate(ranks)}
+    return {client: cut(trained(vit(), client + 1), rank) for client, rank in enumerate(ranks)}
 
 
 def product(model: Any, site: str) -> Tensor:
@@ -48,19 +47,19 @@ def test_inv_flexlora_the_error_is_that_of_the_smaller_singular_values(values: A
         for rank in (1, 2, 3):
             error = (product(cut(found, rank), site) - mean).norm()
             assert float(error) == pytest.approx(float(exact[rank:].square().sum().sqrt()), rel=1e-5)
-    for name in NET.groups["head"]:
+    for name in vit().groups["head"]:
         expected = sum(WEIGHTS[client] / 22 * model[name].double() for client, model in sent.items())
         assert_close(found[name], expected.float(), 1e-6)
 
 
 def test_inv_flexlora_equal_clients_have_the_product_that_they_send() -> None:
     """Whatever they weigh; the factors are others."""
-    same = trained(NET, 1)
+    same = trained(vit(), 1)
     found = FlexLoRA().combined({0: same, 1: same, 2: same}, WEIGHTS, INITIAL)
     for site in sites_of(INITIAL):
         assert_close(product(found, site), product(same, site), 1e-6)
     x = images((6,)).load(0)["train"].x
-    assert_close(NET.logits(found, x), NET.logits(same, x), 1e-5)
+    assert_close(vit().logits(found, x), vit().logits(same, x), 1e-5)
 
 
 def test_inv_flexlora_ranks_that_the_mean_lacks_begin_as_the_initial_adapter() -> None:

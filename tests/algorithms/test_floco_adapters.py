@@ -17,11 +17,9 @@ from rayfl.models.pretrained.products import contribution, product_error
 from rayfl.plots.simplex import model_on_simplex as plotted
 from rayfl.tasks.further_tasks import LanguageModel
 from tests.support.adapted import adapted_toy
-from tests.support.bases import inputs, language_network, network, trained
+from tests.support.bases import inputs, language_network, trained, vit
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, assert_close
-
-NET = network("vit")
 
 
 def floco(**options: Any) -> Floco:
@@ -34,11 +32,11 @@ def as_model(server: Any) -> dict[str, torch.Tensor]:
 
 
 def test_inv_floco_a_point_adds_the_sum_of_the_endpoints_products() -> None:
-    models, point = [trained(NET, m) for m in range(3)], torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    endpoints = {name: torch.stack([model[name] for model in models]) for name in NET.groups["adapters"]}
-    simplex = {"body": {name: models[0][name] for name in NET.groups["head"]}, "endpoints": endpoints}
+    models, point = [trained(vit(), m) for m in range(3)], torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    endpoints = {name: torch.stack([model[name] for model in models]) for name in vit().groups["adapters"]}
+    simplex = {"body": {name: models[0][name] for name in vit().groups["head"]}, "endpoints": endpoints}
     found = model_at(simplex, point, adapted_toy(floco()).task)
-    for site in NET.sites:
+    for site in vit().sites:
         a, b = f"{site}.lora_A.weight", f"{site}.lora_B.weight"
         exact = sum(p * model[b].double() @ model[a].double() for p, model in zip(point, models, strict=True))
         torch.testing.assert_close((found[b] @ found[a]).double(), exact, rtol=1e-4, atol=1e-6)
@@ -47,8 +45,8 @@ def test_inv_floco_a_point_adds_the_sum_of_the_endpoints_products() -> None:
         torch.testing.assert_close(leaf, found[name], rtol=1e-5, atol=1e-6)
     with torch.no_grad():  # a corner is that endpoint, with the common head
         corner = model_at(simplex, torch.tensor([0.0, 1.0, 0.0]), adapted_toy(floco()).task)
-        expected = NET.logits({**models[1], **simplex["body"]}, inputs("vit", 3, 0))
-        torch.testing.assert_close(NET.logits(corner, inputs("vit", 3, 0)), expected, rtol=1e-5, atol=1e-5)
+        expected = vit().logits({**models[1], **simplex["body"]}, inputs("vit", 3, 0))
+        torch.testing.assert_close(vit().logits(corner, inputs("vit", 3, 0)), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_inv_floco_of_one_endpoint_is_federated_averaging() -> None:
@@ -74,18 +72,18 @@ def test_stacked_is_looped_and_clients_get_points_of_the_simplex() -> None:
     assert points.unique(dim=0).shape[0] > 1
     # Points come from the directions of small updates, so that rounding shows in them more than in what is trained.
     assert_close(*servers, 1e-3)
-    shapes = {name: (3, *leaf.shape) for name, leaf in NET.initialize(0).items() if ".lora_" in name}
+    shapes = {name: (3, *leaf.shape) for name, leaf in vit().initialize(0).items() if ".lora_" in name}
     assert {name: tuple(leaf.shape) for name, leaf in servers[0]["endpoints"].items()} == shapes
-    assert set(servers[0]["body"]) == set(NET.groups["head"])
+    assert set(servers[0]["body"]) == set(vit().groups["head"])
     for rows in toys[0].scores().values():
         assert set(rows) == {"global", "personalized"}
 
 
 def test_the_error_of_averaged_factors_is_that_of_all_endpoints() -> None:
     def sent(*seeds: int) -> Any:
-        models = [trained(NET, seed) for seed in seeds]
-        endpoints = {name: torch.stack([one[name] for one in models]) for name in NET.groups["adapters"]}
-        return contribution(NET, {"body": {}, "endpoints": endpoints}, 1.0)
+        models = [trained(vit(), seed) for seed in seeds]
+        endpoints = {name: torch.stack([one[name] for one in models]) for name in vit().groups["adapters"]}
+        return contribution(vit(), {"body": {}, "endpoints": endpoints}, 1.0)
 
     def mean(*all_sums: Any) -> Any:
         return {

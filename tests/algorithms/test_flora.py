@@ -14,10 +14,9 @@ from algorithms.parts.ranks import cut, head_of, padded, rank_in, sites_of
 from rayfl.models.pretrained.mixing import delta_name
 from rayfl.models.pretrained.peft_files import write_adapter
 from tests.support.adapted import TRAIN, adapted_toy, images
-from tests.support.bases import network, section, trained
+from tests.support.bases import section, trained, vit
 from tests.support.toys import assert_close, assert_equal
 
-NET = network("vit")
 WEIGHTS = {0: 5, 1: 8, 2: 9}
 X = images((6,)).load(0)["train"].x
 
@@ -38,25 +37,25 @@ def product(model: Any, site: str) -> Tensor:
 def test_inv_flora_what_is_added_is_the_dense_mean_of_products() -> None:
     """Of unlike ranks; the weights are on one factor alone, or they would count squared."""
     old = begun()
-    sent = {client: cut(trained(NET, client + 1), rank) for client, rank in enumerate((1, 3, 2))}
-    found = FLoRA.combined(old, sent, WEIGHTS, NET.scale)
+    sent = {client: cut(trained(vit(), client + 1), rank) for client, rank in enumerate((1, 3, 2))}
+    found = FLoRA.combined(old, sent, WEIGHTS, vit().scale)
     for site in sites_of(old):
         mean = sum(WEIGHTS[client] / 22 * product(model, site) for client, model in sent.items())
         added = found[delta_name(site)].double() - old[delta_name(site)].double()
-        assert_close(added, NET.scale * mean, 1e-6)
+        assert_close(added, vit().scale * mean, 1e-6)
         assert not found[f"{site}.lora_B.weight"].any()
-    for name in NET.groups["head"]:
+    for name in vit().groups["head"]:
         expected = sum(WEIGHTS[client] / 22 * model[name].double() for client, model in sent.items())
         assert_close(found[name], expected.float(), 1e-6)
 
 
 def test_inv_flora_the_server_of_one_client_computes_what_the_client_does() -> None:
-    old, alone = begun(), cut(trained(NET, 1), 2)
-    found = FLoRA.combined(old, {0: alone}, {0: 7}, NET.scale)
+    old, alone = begun(), cut(trained(vit(), 1), 2)
+    found = FLoRA.combined(old, {0: alone}, {0: 7}, vit().scale)
     mine = {**padded(alone, 3), **added_and_rest(old)[0]}
-    assert_close(NET.logits(found, X), NET.logits(mine, X), 1e-5)
+    assert_close(vit().logits(found, X), vit().logits(mine, X), 1e-5)
     assert not torch.allclose(
-        NET.logits(found, X), NET.logits({**head_of(added_and_rest(found)[1]), **old}, X), atol=1e-3
+        vit().logits(found, X), vit().logits({**head_of(added_and_rest(found)[1]), **old}, X), atol=1e-3
     )
 
 
@@ -84,7 +83,7 @@ def test_inv_flora_adapters_begin_afresh_in_every_round() -> None:
 
 def test_inv_flora_what_it_begins_from_is_added_to_the_base(tmp_path: Path) -> None:
     """``model.adapter.start``: the server's model computes what that adapter does, and no round adds it again."""
-    tree, made = trained(NET, 3), section("vit")
+    tree, made = trained(vit(), 3), section("vit")
     write_adapter(tmp_path / "start", tree, made.peft_settings(list(tree)), {})
     idle = TRAIN.model_copy(update={"lr": 0.0})
     model = {"adapter": {"r": 3, "alpha": 6, "start": str(tmp_path / "start")}}
@@ -106,5 +105,5 @@ def test_newcomers_have_the_server_s_model() -> None:
 def test_what_is_sent_is_what_was_added_and_the_head() -> None:
     toy = adapted_toy(FLoRA())
     sent = toy.algorithm.sent(toy.server)
-    assert set(sent) == {"added", "head"} and set(sent["head"]) == set(NET.groups["head"])
-    assert set(sent["added"]) == {delta_name(site) for site in NET.sites}
+    assert set(sent) == {"added", "head"} and set(sent["head"]) == set(vit().groups["head"])
+    assert set(sent["added"]) == {delta_name(site) for site in vit().sites}

@@ -15,18 +15,17 @@ from algorithms.parts.adapters import adapters_of
 from algorithms.parts.ranks import cut, padded, rank_in, sites_of
 from rayfl.errors import ConfigError
 from tests.support.adapted import SIZES, TRAIN, adapted_toy, images
-from tests.support.bases import network, trained
+from tests.support.bases import trained, vit
 from tests.support.toy_networks import two_layers
 from tests.support.toys import assert_close, assert_equal
 
-NET = network("vit")
 ALL = TRAIN.model_copy(update={"clients_per_round": "all"})
 NO_PRUNING: dict[str, Any] = {"kept_share": 1.0, "pruning_weight": 0.0}
 
 
 def models(*ranks: int) -> dict[int, dict[str, Tensor]]:
     """Models of some ranks, some way from their initial values; by client."""
-    return {client: cut(trained(NET, client + 1), rank) for client, rank in enumerate(ranks)}
+    return {client: cut(trained(vit(), client + 1), rank) for client, rank in enumerate(ranks)}
 
 
 def test_inv_hetlora_of_equal_ranks_and_weights_is_fedit() -> None:
@@ -58,7 +57,7 @@ def test_inv_hetlora_a_client_of_rank_1_trains_an_adapter_of_rank_1(optimizer: d
 @pytest.mark.parametrize("padding", ["zeros", "renormalised"])
 def test_inv_hetlora_padding_moves_a_rank_by_the_weights_of_others_alone(padding: Any) -> None:
     """A rank is the weighted sum of those that have it; renormalised, their mean; if nobody has it, it stays."""
-    old, sent, weights = trained(NET, 0), models(1, 2, 1), {0: 0.2, 1: 0.3, 2: 0.5}
+    old, sent, weights = trained(vit(), 0), models(1, 2, 1), {0: 0.2, 1: 0.3, 2: 0.5}
     found = HetLoRA(padding=padding).combined(old, sent, weights)
     for site in sites_of(old):
         a, b = f"{site}.lora_A.weight", f"{site}.lora_B.weight"
@@ -68,7 +67,7 @@ def test_inv_hetlora_padding_moves_a_rank_by_the_weights_of_others_alone(padding
         assert_close(found[a][1], share * sent[1][a][1], 1e-6)
         assert_close(found[b][:, 1], share * sent[1][b][:, 1], 1e-6)
         assert torch.equal(found[a][2], old[a][2]) and torch.equal(found[b][:, 2], old[b][:, 2])
-    for name in NET.groups["head"]:
+    for name in vit().groups["head"]:
         assert_close(found[name], sum(weights[k] * sent[k][name] for k in sent), 1e-6)
 
 
@@ -85,7 +84,7 @@ def test_inv_hetlora_weights_are_the_norms_of_products() -> None:
     nothing = {name: torch.zeros_like(leaf) if ".lora_B." in name else leaf for name, leaf in sent[1].items()}
     assert HetLoRA().weights({0: sent[0], 1: nothing}, toy.federation) == {0: 1.0, 1: 0.0}
     assert HetLoRA().weights({0: nothing, 1: nothing}, toy.federation) == {0: 1, 1: 1}
-    found_model = HetLoRA().combined(trained(NET, 0), {0: sent[0], 1: nothing}, {0: 1.0, 1: 0.0})
+    found_model = HetLoRA().combined(trained(vit(), 0), {0: sent[0], 1: nothing}, {0: 1.0, 1: 0.0})
     assert_equal(cut(found_model, 1), sent[0])
 
 
@@ -105,7 +104,7 @@ def test_inv_hetlora_a_pruned_rank_never_returns() -> None:
 
 def test_the_term_holds_the_last_ranks_and_has_a_gradient_at_zero() -> None:
     """sum ||B[:, last]|| ||A[last]||; where B is zero the gradient is zero, not undefined."""
-    tree, last = adapters_of(trained(NET, 1), NET), torch.tensor([0.0, 1.0, 1.0])
+    tree, last = adapters_of(trained(vit(), 1), vit()), torch.tensor([0.0, 1.0, 1.0])
     pairs = [(tree[f"{site}.lora_B.weight"][:, 1:], tree[f"{site}.lora_A.weight"][1:]) for site in sites_of(tree)]
     dense = sum(b.norm() * a.norm() for b, a in pairs)
     assert_close(size_of(tree, last), dense, 1e-5)

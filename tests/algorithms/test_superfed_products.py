@@ -16,50 +16,51 @@ from rayfl.models.pretrained.mixing import side_by_side, update_product
 from rayfl.params import leaves
 from rayfl.tasks.base import Batch
 from tests.support.adapted import adapted_toy
-from tests.support.bases import inputs, network, trained
+from tests.support.bases import inputs, trained, vit
 from tests.support.toy_networks import two_layers
 from tests.support.toys import assert_close, assert_equal
 
-NET = network("vit")
 MODES = pytest.mark.parametrize("mode", ["mm", "lm"])
 
 
 def added(tree: Any, name: str) -> Tensor:
     """What a model adds to a layer, s B A."""
-    return NET.scale * tree[f"{name}.lora_B.weight"] @ tree[f"{name}.lora_A.weight"]
+    return vit().scale * tree[f"{name}.lora_B.weight"] @ tree[f"{name}.lora_A.weight"]
 
 
 def whole(tree: Any) -> Tensor:
     """What a model adds to the base, and its head, as one vector."""
-    parts = [added(tree, name).flatten() for name in NET.sites] + [tree[name].flatten() for name in NET.groups["head"]]
+    parts = [added(tree, name).flatten() for name in vit().sites] + [
+        tree[name].flatten() for name in vit().groups["head"]
+    ]
     return torch.cat(parts).double()
 
 
 def test_inv_superfed_products_lie_on_a_line_and_factors_on_a_curve() -> None:
-    one, other = trained(NET, 1), trained(NET, 2)
+    one, other = trained(vit(), 1), trained(vit(), 2)
     for c in (0.0, 0.3, 1.0):
         between = model_between(one, other, c)
         factors = {name: (1 - c) * one[name] + c * other[name] for name in one}
-        for name in NET.sites:
+        for name in vit().sites:
             straight = (1 - c) * added(one, name) + c * added(other, name)
             torch.testing.assert_close(added(between, name), straight, rtol=1e-5, atol=1e-6)
             assert (c in (0.0, 1.0)) == torch.allclose(added(factors, name), straight, atol=1e-3)
-        for name in NET.groups["head"]:
+        for name in vit().groups["head"]:
             torch.testing.assert_close(between[name], factors[name])
 
 
 def test_the_network_computes_the_model_between() -> None:
-    one, other, x = trained(NET, 1), trained(NET, 2), inputs("vit", 5, 0)
+    one, other, x = trained(vit(), 1), trained(vit(), 2), inputs("vit", 5, 0)
     with torch.no_grad():
-        expected = NET.logits(side_by_side([one, other], torch.tensor([[0.7, 0.3]])), x)
-        torch.testing.assert_close(NET.logits(model_between(one, other, 0.3), x), expected, rtol=1e-5, atol=1e-5)
+        expected = vit().logits(side_by_side([one, other], torch.tensor([[0.7, 0.3]])), x)
+        torch.testing.assert_close(vit().logits(model_between(one, other, 0.3), x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_layer_has_its_own_coefficient() -> None:
-    one, other = trained(NET, 1), trained(NET, 2)
-    coefficients = torch.linspace(0, 1, len(NET.layers))
-    between = model_between(one, other, coefficients, NET.layers)
-    for c, layer in zip(coefficients, NET.layers, strict=True):
+    one, other = trained(vit(), 1), trained(vit(), 2)
+    coefficients = torch.linspace(0, 1, len(vit().layers))
+    between = model_between(one, other, coefficients, vit().layers)
+    for c, layer in zip(coefficients, vit().layers, strict=True):
         if ".lora_" in layer[0]:
             name = layer[0].partition(".lora_")[0]
             straight = (1 - c) * added(one, name) + c * added(other, name)
@@ -69,27 +70,27 @@ def test_every_layer_has_its_own_coefficient() -> None:
 
 
 def test_inner_products_are_those_of_dense_matrices_whatever_the_basis_of_the_factors() -> None:
-    one, other = trained(NET, 1, 0.5), trained(NET, 2, 0.5)
+    one, other = trained(vit(), 1, 0.5), trained(vit(), 2, 0.5)
     exact = float(whole(one) @ whole(other))
-    assert float(update_product(one, other, NET.scale)) == pytest.approx(exact, rel=1e-4)
+    assert float(update_product(one, other, vit().scale)) == pytest.approx(exact, rel=1e-4)
     turned = dict(other)
     basis = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
-    for name in NET.sites:
+    for name in vit().sites:
         a, b = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
         turned |= {a: basis @ other[a], b: other[b] @ torch.linalg.inv(basis)}
-    assert float(update_product(one, turned, NET.scale)) == pytest.approx(exact, rel=1e-3)
+    assert float(update_product(one, turned, vit().scale)) == pytest.approx(exact, rel=1e-3)
     cosine = torch.cosine_similarity(whole(one), whole(other), dim=0)
     for model in (other, turned):
-        found = squared_cosine_of_updates(one, model, NET)
+        found = squared_cosine_of_updates(one, model, vit())
         assert float(found) == pytest.approx(float(cosine) ** 2, rel=1e-3)
     nothing = {name: torch.zeros_like(leaf) for name, leaf in one.items()}
-    assert float(squared_cosine_of_updates(one, nothing, NET)) == 0
+    assert float(squared_cosine_of_updates(one, nothing, vit())) == 0
 
 
 def test_the_objective_is_the_loss_between_and_the_angle_of_what_is_added() -> None:
     method = SuPerFed(adapters="products", orthogonality_weight=0.7, proximal_weight=0.2)
     toy = adapted_toy(method)
-    one, other, received = trained(NET, 1), trained(NET, 2), trained(NET, 3)
+    one, other, received = trained(vit(), 1), trained(vit(), 2), trained(vit(), 3)
     batch = Batch(inputs("vit", 4, 0), torch.arange(4))
     ends = {"federated": one, "local": other}
     found = method.objective(ends, batch, toy.task, {"received": received}, {"coefficient": torch.tensor(0.3)})
@@ -100,7 +101,7 @@ def test_the_objective_is_the_loss_between_and_the_angle_of_what_is_added() -> N
 
 
 def test_rows_at_the_ends_are_the_models_themselves() -> None:
-    one, other = trained(NET, 1), trained(NET, 2)
+    one, other = trained(vit(), 1), trained(vit(), 2)
     task = adapted_toy(SuPerFed()).task
     assert_equal(ProductMixture(one, other, 0.0, task)(), one)
     assert_equal(ProductMixture(one, other, 1.0, task)(), other)

@@ -101,7 +101,7 @@ def test_what_a_user_can_mend_is_one_message_before_any_actor_starts(
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
-    arguments = [*TINY, f"storage_path={tmp_path}", "name=tiny", "train.rounds=25"]
+    arguments = [*TINY, f"storage_path={tmp_path}", "name=tiny", "train.rounds=12"]
     started = subprocess.Popen(
         [sys.executable, "-m", "rayfl", "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -204,10 +204,8 @@ def test_further_interrupts_do_not_change_how_a_command_ends() -> None:
 
 
 def test_import_is_quick_and_pulls_in_no_ray() -> None:
-    script = "import sys, rayfl.models.zoo; sys.exit(str({'ray', 'cluster', 'torchvision'} & {*sys.modules} or ''))"
-    assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr.strip() == ""
-    )
+    script = "import sys, rayfl.models.zoo; assert not {'ray', 'cluster', 'torchvision'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", script], check=True)
     script = "import sys, rayfl; assert 'torch' not in sys.modules; assert rayfl.__version__"
     subprocess.run([sys.executable, "-c", script], check=True)
 

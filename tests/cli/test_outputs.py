@@ -219,7 +219,7 @@ def test_neither_pytorch_nor_ray_is_imported() -> None:
     code = "import sys, rayfl, rayfl.cli.entry\n"
     for command in (None, ["--version"], ["list", "presets"], ["list"], ["list", "--json"]):
         code += f"rayfl.cli.entry.app({command}, standalone_mode=False)\n" if command else ""
-        code += f"if found := [m for m in {HEAVY!r} if m in sys.modules]: sys.exit(f'{command}: {{found}}')\n"
+        code += f"if found := [m for m in {HEAVY!r} if m in sys.modules]: sys.exit(str(({command}, found)))\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr.strip() == ""
 

@@ -148,9 +148,10 @@ def identifies(path: str, field: str) -> bool:
     return top not in elsewhere and dotted(path, field) not in free
 
 
-@cache
-def trees(product: bool) -> list[tuple[Path, ast.Module]]:
-    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in (PRODUCT if product else TESTS)]
+def trees(product: bool) -> Iterator[tuple[Path, ast.Module]]:
+    """One after the other: all at once are millions of objects, which the garbage collector goes through."""
+    for path in PRODUCT if product else TESTS:
+        yield path, ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache

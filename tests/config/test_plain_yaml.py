@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from algorithms.registry import Experiment
+from rayfl.config import plain_yaml
 from rayfl.config.loading import load_config
 from rayfl.config.overrides import parse_override
-from rayfl.config import plain_yaml
 from rayfl.config.plain_yaml import AliasError, read_yaml
 from rayfl.errors import ConfigError, DamageError, DataError, RunError
 from rayfl.runs.finding import load_run

@@ -111,6 +111,7 @@ def test_a_broken_link_is_found(link: str) -> None:
 
 
 def test_code_has_no_links_and_headings_are_named_as_on_the_site() -> None:
-    text = "# A `b` of [c](d.md): e's\n\n## Twice\n\n## Twice\n\n## Named {#own}\n\n```\n# no heading [x](y)\n```\n`[x](y)`\n"
+    text = "# A `b` of [c](d.md): e's\n\n## Twice\n\n## Twice\n\n## Named {#own}\n"
+    text += "\n```\n# no heading [x](y)\n```\n`[x](y)`\n"
     assert links(text) == ["d.md"]
     assert places(text) == {"a-b-of-c-es", "twice", "twice_1", "own"}

@@ -23,10 +23,10 @@ LARGEST_PICTURE = 15_000
 """Bytes: there is one for each method."""
 
 
-def test_the_pages_are_up_to_date() -> None:
-    script = [sys.executable, "scripts/docs/method_pages.py", "--check"]
-    found = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, f"{found.stdout}{found.stderr}run python scripts/docs/method_pages.py"
+def test_the_pages_are_up_to_date(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "docs"))
+    status = importlib.import_module("method_pages").main(["--check"])
+    assert status == 0, f"{capsys.readouterr().out}run python scripts/docs/method_pages.py"
 
 
 def test_pages_count_the_methods() -> None:

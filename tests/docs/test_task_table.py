@@ -12,7 +12,7 @@ import pytest
 
 from algorithms.registry import METHODS
 from scripts.docs.task_table import ADAPTED, TASKS, sections, tried
-from tests.support.experiments import KINDS
+from tests.support.experiments import FEW
 from tests.tasks.test_hosts import SLOW
 
 ROOT = Path(__file__).parent.parent.parent
@@ -38,7 +38,7 @@ def cell(page: str, method: str, task: str) -> str:
 
 @pytest.mark.parametrize(
     ("method", "task"),
-    [pytest.param(*one, marks=() if one[0] in KINDS and one[1] not in SLOW else pytest.mark.slow) for one in TRIED],
+    [pytest.param(*one, marks=() if one[0] in FEW and one[1] not in SLOW else pytest.mark.slow) for one in TRIED],
 )
 def test_a_method_and_a_task_do_what_the_page_says(method: str, task: str, page: str) -> None:
     """Of the tasks other than classification one for each method; all are in the slow suite."""

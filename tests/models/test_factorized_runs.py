@@ -56,7 +56,7 @@ def config(folder: Path, method: str = "fedavg", model: dict[str, Any] | None = 
 
 
 @pytest.mark.parametrize("name", SECTIONS)
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow), "fedper"])
 def test_messages_hold_factors_and_a_model_can_be_exported(method: str, name: str, tmp_path: Path) -> None:
     model = {"name": "two_nn", "hidden": [24, 48], "factorize": SECTIONS[name]}
     extra = {"train": {"rounds": 2, "clients_per_round": 3, "local_epochs": 1, "batch_size": 16, "lr": 0.05}}

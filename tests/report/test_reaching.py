@@ -141,12 +141,12 @@ def test_evaluations_that_are_apart_are_named(tmp_path: Path) -> None:
     [
         (["--target", "80"], r"--target 80: top1 \(accuracy %\) is a fraction"),
         (["--target", "many"], r"--target many: top1"),
-        (["--target", "50%%"], r"--target 50%%: top1"),
+        pytest.param(["--target", "50%%"], r"--target 50%%: top1", marks=pytest.mark.slow),
         (["--target", "inf", "--metric", "loss"], r"a number in its own unit"),
         (["--target", "50%", "--metric", "top1_best_round"], r"--metric top1_best_round: a, b, c did not record it"),
-        (["--target", "50%", "--metric", "loss"], r"a number in its own unit"),
+        pytest.param(["--target", "50%", "--metric", "loss"], r"a number in its own unit", marks=pytest.mark.slow),
         (["--target", "0.5", "--metric", "loss", "--metric", "ece"], r"one --metric"),
-        ([], r"go together"),
+        pytest.param([], r"go together", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_no_target_is_refused(folder: Path, options: list[str], message: str) -> None:

@@ -42,10 +42,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             },
             "algorithm": "ditto",
             "train": {
-                "rounds": 10, "clients_per_round": "all", "local_epochs": 6, "batch_size": 8, "lr": 0.01,
+                "rounds": 6, "clients_per_round": "all", "local_epochs": 6, "batch_size": 8, "lr": 0.01,
                 "optimizer": "adamw",
             },
-            "evaluation": {"every": 10},
+            "evaluation": {"every": 6},
+            "engine": {"mode": "vectorized"},
             "tracking": {"tensorboard": False},
             "cluster": {"backend": "inline"},
         }
@@ -64,13 +65,13 @@ def asked(run: Path, *options: Any) -> tuple[dict[str, Any], list[dict[str, Any]
 def test_exact_answers_are_those_that_the_evaluation_counted(run: Path) -> None:
     for model in ("global", "personalized"):
         found, rows = asked(run, "--model", model, "--samples", 99)
-        scored = where(pq.read_table(run / "clients.parquet"), model=model, split="test", cohort="all", round=10)
+        scored = where(pq.read_table(run / "clients.parquet"), model=model, split="test", cohort="all", round=6)
         expected = [row["exact_match"] for row in scored.sort_by("client").to_pylist()]
         assert model == "global" or 0 < sum(expected) < 3, "answers that are all right, or all wrong, would say nothing"
         own = [[row["exact"] for row in rows if row["client"] == client] for client in range(3)]
         assert [sum(one) / len(one) for one in own] == pytest.approx(expected)
         assert found["scores"]["exact"] == pytest.approx(sum(expected) / 3)
-        assert (found["model"], found["round"], found["split"]) == (model, 10, "test")
+        assert (found["model"], found["round"], found["split"]) == (model, 6, "test")
 
 
 def test_prompts_answers_and_references_are_texts(run: Path) -> None:
@@ -89,7 +90,7 @@ def test_people_see_some_answers_and_the_scores(run: Path) -> None:
     found = CliRunner().invoke(app, ["answers", str(run), "--samples", "2"])
     assert found.exit_code == 0, found.output
     assert found.output.count("reference:") == 3
-    assert "after round 10, test samples of 3 clients, 6 answers" in found.output and "ROUGE-L" in found.output
+    assert "after round 6, test samples of 3 clients, 6 answers" in found.output and "ROUGE-L" in found.output
 
 
 def test_what_has_no_prompts_is_refused(run: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.support.inspecting import Finished, opened
 METHODS = ("superfed-mm", "fedavg", "fedphp", "fedme", "floco", "scaffold", "fedpac")
 
 
-@pytest.mark.parametrize("round", [1, 3])
+@pytest.mark.parametrize("round", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_replay_has_the_same_bits(finished: Finished, method: str, round: int) -> None:
     run = opened(finished(method))

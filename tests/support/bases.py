@@ -115,6 +115,12 @@ def network(family: str, **options: Any) -> AdaptedNetwork:
     return section(family, **options).network(IMAGES if family == "vit" else TOKENS)
 
 
+@cache
+def vit() -> AdaptedNetwork:
+    """The network over a vision transformer; not made where modules are imported, which every process does."""
+    return network("vit")
+
+
 def inputs(family: str, samples: int, seed: int) -> Tensor:
     """Inputs of a family, shape (samples, ...)."""
     generator = torch.Generator().manual_seed(seed)

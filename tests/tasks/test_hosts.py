@@ -43,7 +43,7 @@ def played(method: str, task: str, hosts: int) -> tuple[Any, Any, ResultTables]:
     return server, scores, tables
 
 
-@pytest.mark.parametrize("method", ["fedavg", "superfed"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "superfed"])
 @pytest.mark.parametrize("task", EACH)
 def test_one_host_and_three(task: str, method: str) -> None:
     (server, scores, tables), (other, others, same) = played(method, task, 1), played(method, task, 3)

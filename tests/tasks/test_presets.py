@@ -53,7 +53,6 @@ QUICK = {
     ("quickstart-regression", "fedavg"),
     ("quickstart-survival", "fedavg"),
     ("quickstart-nodes", "floco"),
-    ("quickstart-recommendation", "ditto"),
 }
 QUICK_STACKED = {
     ("quickstart-tabular", "floco"),
@@ -61,7 +60,7 @@ QUICK_STACKED = {
     ("quickstart-multilabel", "ditto"),
     ("quickstart-graphs", "fedavg"),
 }
-"""Of the quick suite; segmentation, texts and self-supervised learning have files of their own with both engines."""
+"""Of the quick suite; segmentation, texts, recommendation and self-supervised learning have files of their own with both engines."""
 
 
 class Interrupted(Exception):

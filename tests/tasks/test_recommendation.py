@@ -70,7 +70,13 @@ METHODS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=() if name in ("fedrap", "gpfedrec", "superfed") else pytest.mark.slow)
+        for name in METHODS
+    ],
+)
 def test_runs_are_the_same_looped_and_stacked(method: str, tmp_path: Path) -> None:
     content = sections(algorithm=METHODS[method])
     runs = {

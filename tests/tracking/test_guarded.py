@@ -249,7 +249,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-@pytest.mark.parametrize("room", [40_000, 110_000, 130_000, 150_000])
+@pytest.mark.parametrize(
+    "room", [40_000, *(pytest.param(room, marks=pytest.mark.slow) for room in (110_000, 130_000)), 150_000]
+)
 def test_a_full_disk_ends_a_run_with_the_commits_own_error(
     room: int, disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

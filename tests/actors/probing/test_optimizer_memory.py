@@ -29,7 +29,8 @@ OPTIMIZERS: list[tuple[dict[str, Any], int]] = [
     ({"momentum": 0.0, "optimizer": "adam"}, 2),
     ({"momentum": 0.0, "optimizer": "adamw"}, 2),
 ]
-MEASURED = OPTIMIZERS[:3]
+MEASURED = [OPTIMIZERS[0], OPTIMIZERS[0], OPTIMIZERS[2]]
+"""The first is measured for nothing: what a process does once would count."""
 
 
 def measured(folder: Path) -> tuple[list[int], int]:
@@ -37,7 +38,7 @@ def measured(folder: Path) -> tuple[list[int], int]:
     taken, sizes = [], set()
     for train, _ in MEASURED:
         content = small_experiment(folder, "run", "fedavg")
-        content |= {"engine": {"mode": "looped"}, "model": {"name": "two_nn", "hidden": [2000, 2000]}}
+        content |= {"engine": {"mode": "looped"}, "model": {"name": "two_nn", "hidden": [1400, 1400]}}
         content["train"] = {**content["train"], **train}
         config = load_config(Experiment, content, {})
         parts = Parts(config)
@@ -52,11 +53,11 @@ def measured(folder: Path) -> tuple[list[int], int]:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory need /proc")
 def test_a_probe_counts_the_slots_of_the_optimizer(tmp_path: Path) -> None:
-    """Of a model of 16 MB, within half of that; in a process of its own, since peaks are those of a whole process."""
+    """Of a model of 8 MB, within half of that; in a process of its own, since peaks are those of a whole process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         taken, model = process.submit(measured, tmp_path).result()
-    for (_, slots), bytes_taken in zip(MEASURED, taken, strict=True):
-        assert abs(bytes_taken - taken[0] - slots * model) < model / 2, (taken, model)
+    _, plain, with_slots = taken
+    assert abs(with_slots - plain - OPTIMIZERS[2][1] * model) < model / 2, (taken, model)
 
 
 @pytest.mark.parametrize(("train", "slots"), OPTIMIZERS[1:])

@@ -93,7 +93,17 @@ SPECS = {"model.classifier.weight": IMAGES, "model.score.weight": TOKENS}
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), [*((name, MOMENTUM) for name in OBJECTIVES), ("FedAvg", ADAMW), ("SuPerFed", ADAMW)]
+    ("name", "rule"),
+    [
+        *(
+            pytest.param(
+                name, MOMENTUM, marks=() if name in ("FedAvg", "Ditto", "SuPerFed by layer") else pytest.mark.slow
+            )
+            for name in OBJECTIVES
+        ),
+        pytest.param("FedAvg", ADAMW, marks=pytest.mark.slow),
+        ("SuPerFed", ADAMW),
+    ],
 )
 def test_stacks_are_the_same_as_one_client_after_the_other(name: str, rule: Rule) -> None:
     net = network("vit")

@@ -66,7 +66,7 @@ SENT: dict[str, tuple[Any, dict[str, Any], Any, int]] = {
     "SuPerFed": ({"name": "superfed", "start": 0.0}, {"length": 2}, "none", SHARED),
 }
 """By name: method, prompt, adapter, and how many scalars travel each way."""
-QUICK = ("PromptFL", "own contexts", "adapters", "FedCLIP")
+QUICK = ("own contexts", "adapters")
 TRAINED = (CONTEXT, "model.vision_model.", "model.feature_adapter.")
 
 

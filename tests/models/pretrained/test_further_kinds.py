@@ -47,7 +47,7 @@ METHODS: dict[str, tuple[Any, bool]] = {
     "fedphp": ("fedphp", True),
 }
 """By name, a method, and whether the head travels."""
-QUICK = {("fedavg", "ia3"), ("fedper", "vpt"), ("superfed", "vpt-deep"), ("ditto", "ia3")}
+QUICK = {("fedavg", "ia3"), ("superfed", "vpt-deep")}
 
 
 @pytest.mark.parametrize(
