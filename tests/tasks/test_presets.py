@@ -58,9 +58,8 @@ QUICK_STACKED = {
     ("quickstart-tabular", "floco"),
     ("quickstart-forecasting", "ditto"),
     ("quickstart-multilabel", "ditto"),
-    ("quickstart-graphs", "fedavg"),
 }
-"""Of the quick suite; segmentation, texts, recommendation and self-supervised learning have files of their own with both engines."""
+"""Of the quick suite. Other tasks have files of their own, with both engines and stops."""
 
 
 class Interrupted(Exception):
