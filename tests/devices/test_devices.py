@@ -31,6 +31,11 @@ from tests.support.toys import assert_close, assert_equal
 
 # What is not stacked is looped there too.
 MOSTLY_STACKED = pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
+SLOW = (
+    *("resnet9", "squeezenet", "vgg9", "mobilenet none", "m5 group", "char_lstm one", "tf_cnn tutorial"),
+    *("reddi_cnn dry", "simple_cnn cifar", "superfed_two_cnn"),
+)
+"""Beginnings of the names of models that take long, or differ little from others."""
 SHORT = {"cluster.backend": "inline", "tracking.tensorboard": False, "train.rounds": 2, "train.local_epochs": 1}
 
 
@@ -94,7 +99,7 @@ def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: 
 @pytest.mark.parametrize(
     ("config", "spec"),
     [
-        pytest.param(*one, id=name, marks=pytest.mark.slow if name.startswith(("resnet9", "squeezenet")) else ())
+        pytest.param(*one, id=name, marks=pytest.mark.slow if name.startswith(SLOW) else ())
         for name, one in SMALL.items()
     ],
 )

@@ -93,6 +93,7 @@ def test_the_largest_and_the_middle_are_found_with_few_of_the_epsilons_that_take
     assert largest_and_middle(exposures, "rdp") == pytest.approx((max(every), statistics.median(every)))
 
 
+@pytest.mark.slow
 def test_the_largest_epsilon_by_numerical_composition() -> None:
     exposures = [exposure_of(privacy(1.5), {1: 3 * math.ceil(n / 10)}, n, 10) for n in (30, 40, 60)]
     every = [one.epsilon("prv") for one in exposures]

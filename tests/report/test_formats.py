@@ -193,6 +193,7 @@ def test_best_and_second_are_found_on_each_data_set_apart(copied: Copied, folder
     assert "| method | digits accuracy % | letters\\_&\\_more accuracy % |" in text
 
 
+@pytest.mark.slow
 def test_methods_that_the_best_is_significantly_better_than_are_marked(copied: Copied) -> None:
     for number, level in enumerate((0.5, 0.9)):
         for seed in (0, 1):

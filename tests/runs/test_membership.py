@@ -122,6 +122,7 @@ def test_what_has_no_answer_is_refused(run: Path, tmp_path: Path) -> None:
         list(losses_of(models))
 
 
+@pytest.mark.slow
 def test_a_texts_loss_is_a_mean_over_its_tokens(tmp_path: Path) -> None:
     texts = {
         "dataset": {"name": "synthetic_text", "num_clients": 3, "texts": 30, "length": 8, "vocabulary": 9},

@@ -130,7 +130,7 @@ def test_new_clients_and_clients_that_go(store: CommitStore) -> None:
 
 def test_files_hold_at_most_twice_of_what_is_needed(store: CommitStore, tmp_path: Path) -> None:
     generator, parts, tree = np.random.default_rng(0), ServerParts(), server(30)
-    for rounds in range(1, 60):
+    for rounds in range(1, 30):
         found = commit(store, parts, rounds, tree)
         assert_equal(store.read_server(found), tree)
         size = sum(file.size for file in found.server_files)

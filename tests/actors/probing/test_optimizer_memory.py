@@ -51,6 +51,7 @@ def measured(folder: Path) -> tuple[list[int], int]:
     return taken, model
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory need /proc")
 def test_a_probe_counts_the_slots_of_the_optimizer(tmp_path: Path) -> None:
     """Of a model of 8 MB, within half of that; in a process of its own, since peaks are those of a whole process."""

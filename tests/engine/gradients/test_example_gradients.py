@@ -82,7 +82,7 @@ def by_hand(toy: Toy, method: FedProx, client: int) -> Tree:
 
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
-@pytest.mark.parametrize("noise", [0.0, 0.7])
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 @pytest.mark.parametrize("batch_size", [4, 1, None])
 def test_updates_are_those_of_loops_over_samples(mode: str, noise: float, batch_size: int | None) -> None:
     privacy = PrivacyConfig(example_clip_norm=0.8, example_noise_multiplier=noise)
