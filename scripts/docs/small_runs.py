@@ -29,7 +29,7 @@ NEEDS = {
     "feddc": "train.momentum=0",
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
     "fedewc": _TURNING,
-    "federaser": "stages={name: clients, count: 2, rounds: 15, course: leave}",
+    "federaser": "stages.name=clients stages.count=2 stages.rounds=15 stages.course=leave",
     "fedlaw": "holdout.public=200",
     "fedloge": "algorithm.classifier_norm=1",
     "fedmd": "holdout.public=200",
