@@ -22,6 +22,7 @@ from rayfl.engine.client import Client
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors
 from tests.support.cases import ALGORITHMS, CASES, CASES_OF_KINDS, TRAIN, of_kinds, toy_of
 from tests.support.cases.base import SIZES, Case
+from tests.support.experiments import FEW
 from tests.support.toy_networks import normalized_layers
 from tests.support.toys import ListDataset, RelabelledStreams, Toy, assert_close, assert_equal, random_clients
 
@@ -231,7 +232,10 @@ def test_inv_f7_history_depends_on_the_seed_alone(case: Case) -> None:
     assert (other.servers, other.states) != (expected.servers, expected.states)
 
 
-@CASES_OF_KINDS
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, id=name, marks=() if name in FEW else pytest.mark.slow) for name, one in ALGORITHMS.items()],
+)
 def test_inv_f7_history_with_random_layers_depends_on_the_seed_alone(case: Case) -> None:
     """The engine seeds the layers, not the method."""
     assert history(noisy(case, hosts=2)) == history(noisy(case))

@@ -21,7 +21,11 @@ MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
 DTYPES = pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64], ids=["float32", "float64"]
 )
-OBJECTIVES = pytest.mark.parametrize("objective", [PLAIN, PULLED, function], ids=["plain", "pulled", "function"])
+OBJECTIVES = pytest.mark.parametrize(
+    "objective",
+    [PLAIN, pytest.param(PULLED, marks=pytest.mark.slow), function],
+    ids=["plain", "pulled", "function"],
+)
 KEEPING = {name: rule for name, rule in RULES.items() if rule.slots}
 
 

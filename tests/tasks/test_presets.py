@@ -120,10 +120,7 @@ def test_stacked_too_a_stop_changes_no_bit(preset: str, method: str, tmp_path: P
 
 @pytest.mark.parametrize(
     "preset",
-    [
-        pytest.param(preset, marks=() if preset.endswith(("regression", "survival")) else pytest.mark.slow)
-        for preset in PRESETS
-    ],
+    [pytest.param(preset, marks=() if preset.endswith("regression") else pytest.mark.slow) for preset in PRESETS],
 )
 def test_what_is_learned_gets_better_and_tables_have_the_tasks_own_columns(preset: str, tmp_path: Path) -> None:
     options = {"train.rounds": 8, "train.local_epochs": 3, "evaluation.every": 2}

@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("adapter", ["none", ADAPTER, {"name": "ia3"}])
 def test_features_and_logits_are_those_of_transformers(way: str, attention: str, adapter: Any) -> None:
     if way == "zero-shot" and adapter == "none":

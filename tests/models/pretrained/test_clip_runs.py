@@ -66,6 +66,7 @@ SENT: dict[str, tuple[Any, dict[str, Any], Any, int]] = {
     "SuPerFed": ({"name": "superfed", "start": 0.0}, {"length": 2}, "none", SHARED),
 }
 """By name: method, prompt, adapter, and how many scalars travel each way."""
+BY_CLASS = {"context": "by_class", "start": "template"}
 QUICK = ("own contexts", "adapters")
 TRAINED = (CONTEXT, "model.vision_model.", "model.feature_adapter.")
 
@@ -112,9 +113,8 @@ def test_actors_have_the_same_frozen_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "prompt",
     [
-        pytest.param({"length": 2}, marks=pytest.mark.slow),
-        pytest.param({"context": "by_class", "start": "template"}, marks=pytest.mark.slow),
         {"context": "none"},
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ({"length": 2}, BY_CLASS)),
     ],
 )
 def test_what_is_exported_is_read_without_rayfl(prompt: dict[str, Any], tmp_path: Path) -> None:
