@@ -18,6 +18,9 @@ from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree, copy, map_leaves, subtract
 from rayfl.tasks.base import Batch, Predictor, Task
 
+_SUMS = "sums"
+"""Group of what is no model: of adapters the error of a mean of products is that of models alone."""
+
 
 class FedCurv(FisherInformation, FineTuned):
     """FedCurv (federated curvature): clients stay near what the others trained, in parameters that matter to those.
@@ -69,7 +72,7 @@ class FedCurv(FisherInformation, FineTuned):
         model = clients.mean(self.curved_update, cohort, broadcast=self.sent(server), also=rest)
         if self.curvature_weight == 0:
             return {"model": model}
-        mean = clients.mean(self.report, cohort, broadcast={})
+        mean = clients.means(self.report, cohort, broadcast={})[_SUMS]
         sums = map_leaves(lambda leaf: len(cohort) * leaf, mean)
         return {"model": model, "curvature": sums, "round": clients.context.round}
 
@@ -100,7 +103,7 @@ class FedCurv(FisherInformation, FineTuned):
 
     async def report(self, client: Client) -> Weighted:
         """Sends F_s and F_s theta_s; all clients count the same in the sums."""
-        return Weighted(copy(client.state["curvature"]["sums"]), 1)
+        return Weighted(copy(client.state["curvature"]["sums"]), 1, group=_SUMS)
 
     @property
     def curved(self) -> Sum:

@@ -26,6 +26,7 @@ LATER = {
     ("fedap", "warmup"): "the round is over",
     ("fedas", "align_first"): "for clients that take part for the first time",
     ("feddrift", "merge_threshold"): "no cluster of the small run is old enough to be merged",
+    ("federaser", "calibration_share"): "nobody leaves in the small run",
     ("fedfomo", "explore"): "all clients that there are have been met",
     ("fedfomo", "explore_decay"): "all clients that there are have been met",
     ("fedbuff", "staleness_threshold"): "no update of the small run is late",

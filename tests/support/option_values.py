@@ -169,11 +169,13 @@ PERMISSIONS = {
     ("fpl", "clusters"),
     ("fednoro", "mixtures"),
     ("feddrift", "merge_threshold"),
+    ("federaser", "calibration_share"),
     *(("fedasync", option) for option in ("staleness", "exponent", "slope", "hinge")),
 }
 """Options without which momentum is refused, and which do nothing more; those of target networks, which tasks other
 than BYOL's have not (``tests/algorithms/test_fedema.py``); that of FINCH's partitions, which are one and the same of
 fewer than eight clients (``tests/algorithms/test_fpl.py``); that of votes, which agree on so few clients
 (``tests/algorithms/test_fednoro.py``); that of clusters that merge, which takes a fourth round
-(``tests/algorithms/test_feddrift.py``); and those of the age of models, which rounds with a barrier have not
+(``tests/algorithms/test_feddrift.py``); that of clients who leave, which nobody does
+(``tests/algorithms/test_federaser.py``); and those of the age of models, which rounds with a barrier have not
 (``tests/algorithms/test_fedasync.py``)."""

@@ -29,7 +29,16 @@ from rayfl.runs.participation import participants
 from rayfl.storage.commits import CommitStore
 from rayfl.storage.files import Storage
 from rayfl.tasks.base import Predictor
-from tests.support.experiments import EVERY, Interrupt, assert_same, each_method, outcome, small_experiment
+from tests.support.experiments import (
+    EVERY,
+    OF_ADAPTERS,
+    PRETRAINED,
+    Interrupt,
+    assert_same,
+    each_method,
+    outcome,
+    small_experiment,
+)
 from tests.support.toys import assert_equal
 
 CLASSES = {"name": "classes", "count": 2, "rounds": 2}
@@ -130,7 +139,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(kind: str, method: str, t
     assert_same(outcome(tmp_path / "whole"), outcome(tmp_path / "pieces"))
 
 
-@pytest.mark.parametrize("name", each_method([*EVERY], quick=set()))
+@pytest.mark.parametrize("name", each_method(sorted(EVERY.keys() - PRETRAINED - OF_ADAPTERS.keys()), quick=set()))
 def test_every_method_runs_while_samples_arrive_and_drift(name: str, tmp_path: Path) -> None:
     for kind in ("samples", "own", "labels"):
         content = experiment(tmp_path, kind, name, kind)

@@ -12,7 +12,7 @@ _STAGES = LabelStages(count=9, rounds=1)
 """More than there are rounds: nothing is kept in the last one that a next one would need."""
 
 STAGED_MODELS = {
-    "federaser": Case(FedEraser(finetune_epochs=1), averages=False),
+    "federaser": Case(FedEraser(finetune_epochs=1), averages=False, relabels=False),
     "fedewc": Case(FedEWC(finetune_epochs=1), private=frozenset({"stage", "last", "held"}), stages=_STAGES),
     "flwf": Case(
         FLwF(finetune_epochs=1),
