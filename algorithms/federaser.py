@@ -27,21 +27,21 @@ _AGAIN = {"unlearning": ("calibrate",)}
 class FedEraser(FineTuned):
     """FedEraser: federated averaging whose model forgets the clients that leave.
 
-    For clients that leave in groups (``stages.name=clients stages.course=leave``). In every Delta-t-th round the server
-    keeps the change U_k = x_k - w of each client's model. When clients leave, it goes back to the initial model w~ and
+    For clients that leave in groups (``stages.name=clients stages.course=leave``). Every Delta t rounds the server
+    keeps the change U_k = x_k - w of each client's model. When clients leave, it goes back to the initial model v and
     passes once more through the rounds that it has kept, without them. In the first of these it takes the others'
-    changes as they are. In each later one the clients of that round that are still there train w~ for a part r of the
-    local epochs, and what they change has the length of what they changed then, tensor by tensor:
+    changes as they are. In each later one the clients of that round that are still there train v to y_k, for a part r
+    of the local epochs, and what they change has the length of what they changed then, tensor by tensor:
 
-        U~_k = |U_k| (x~_k - w~) / |x~_k - w~|,    w~ <- w~ + sum_k q_k U~_k
+        V_k = |U_k| (y_k - v) / |y_k - v|,    v <- v + sum_k q_k V_k
 
-    The last w~ is the server's model, and the U~_k are kept in place of the U_k. A tensor that does not change keeps
+    The last v is the server's model, and the V_k are kept in place of the U_k. A tensor that does not change keeps
     still. Buffers (running statistics) are averaged. ``unlearning: retrain`` begins with the initial model again, and
     keeps no changes. Nothing is forgotten as long as none of those who leave has taken part. With ``finetune_epochs``
     each client fine-tunes the final model.
 
-    Server: model w, the kept U_k, and who has taken part and has left. Client: nothing. Down: w, and w~ in each kept
-    round. Up: x_k and n_k, and x~_k. Evaluated: w (``global``), also for those who have left.
+    Server: model w, the kept U_k, and who has taken part and has left. Client: nothing. Down: w, and v in each kept
+    round. Up: x_k and n_k, and y_k. Evaluated: w (``global``), also for those who have left.
 
     References:
         Liu, Ma, Yang, Wang, Liu: FedEraser: Enabling Efficient Client-Level Data Removal from Federated Learning
@@ -60,7 +60,7 @@ class FedEraser(FineTuned):
         "what happens when clients leave: kept changes are trained once more, or training begins again",
         kept=True,
     )
-    keep_every: int = setting(2, "Delta t", "every how manyth round changes are kept", ge=1, only=_AGAIN, kept=True)
+    keep_every: int = setting(2, "Delta t", "changes are kept every this many rounds", ge=1, only=_AGAIN, kept=True)
     calibration_share: float = setting(
         0.5, "r", "share of the local epochs that clients train once more, rounded up", gt=0, le=1, only=_AGAIN
     )
