@@ -75,7 +75,8 @@ class ScoreTable:
             split: {name: entries for name, entries in grid.items() if name.startswith(f"{sweep}=")}
             for split, grid in self._grids.items()
         }
-        test, others = grids.get("test", {}), [split for split in grids if split not in ("validation", "test")]
+        test = grids.get("test", {})
+        others = [split for split, grid in grids.items() if grid and split not in ("validation", "test")]
         rows = []
         for judge in ("validation", "test"):
             grid = grids.get(judge, {})
