@@ -12,6 +12,7 @@ from rayfl.engine.updates.settings import TrainConfig
 from tests.support.cases.base import COHORTS, SIZES, Case
 from tests.support.cases.exchanges import EXCHANGES
 from tests.support.cases.global_models import GLOBAL_MODELS
+from tests.support.cases.more_global_models import MORE_GLOBAL_MODELS
 from tests.support.cases.own_models import OWN_MODELS
 from tests.support.cases.partial_models import PARTIAL_MODELS
 from tests.support.cases.staged_models import STAGED_MODELS
@@ -20,7 +21,15 @@ from tests.support.experiments import KINDS
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients
 
-ALGORITHMS = {**GLOBAL_MODELS, **OWN_MODELS, **PARTIAL_MODELS, **SUBMODELS, **EXCHANGES, **STAGED_MODELS}
+ALGORITHMS = {
+    **GLOBAL_MODELS,
+    **MORE_GLOBAL_MODELS,
+    **OWN_MODELS,
+    **PARTIAL_MODELS,
+    **SUBMODELS,
+    **EXCHANGES,
+    **STAGED_MODELS,
+}
 _FIRST = {case.algorithm.name: name for name, case in reversed(ALGORITHMS.items())}
 CASES = pytest.mark.parametrize(
     "case",
