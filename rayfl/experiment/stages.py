@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from rayfl.data.partitions.arriving import Arriving
 from rayfl.data.partitions.stage import NoStages
 from rayfl.engine.shortfall import fewest
 from rayfl.errors import ConfigError
@@ -56,24 +57,26 @@ def _check_trained(parts: Parts, begins: list[int]) -> None:
     config, context = parts.config, parts.context
     able = [len(parts.able(begin)) for begin in begins]
     needed = max(fewest(context), 1)
+    instead = "set stages.memory, or divide the samples otherwise"
+    if not isinstance(config.stages, Arriving):
+        instead = "choose another kind of stages"
     for stage, count in enumerate(able):
         if count < needed:
             raise ConfigError(
                 f"stages: in stage {stage + 1} only {count} of {context.num_clients} clients have training samples, "
-                f"and a round needs {needed}: lower stages.count, set stages.memory, or divide the samples otherwise"
+                f"and a round needs {needed}: lower stages.count, or {instead}"
             )
     short = [stage for stage, count in enumerate(able) if count < context.num_clients]
     if short and (why := config.algorithm.everyone_needed()):
         raise ConfigError(
             f"stages: {config.algorithm.name} needs every client in every round, since {why}, and in stage "
-            f"{short[0] + 1} only {able[short[0]]} of {context.num_clients} have training samples: set stages.memory, "
-            "or divide the samples otherwise"
+            f"{short[0] + 1} only {able[short[0]]} of {context.num_clients} have training samples: {instead}"
         )
     if short and config.privacy.clip_norm is not None:
         raise ConfigError(
             f"stages: not together with privacy.clip_norm where clients are without samples ({able[short[0]]} of "
-            f"{context.num_clients} have some in stage {short[0] + 1}), since epsilon goes by all being sampled: set "
-            "stages.memory, or leave one of the two out"
+            f"{context.num_clients} have some in stage {short[0] + 1}), since epsilon goes by all being sampled: "
+            f"{instead}, or leave one of the two out"
         )
     if short:
         _log.warning(

@@ -8,7 +8,7 @@ from typing import Any
 from rayfl.errors import RunError
 from rayfl.report.columns import metrics_for
 from rayfl.report.comparison import Comparison, compare
-from rayfl.report.grouping import on_same_data
+from rayfl.report.grouping import drift_of, on_same_data
 from rayfl.report.lines import Wanted
 from rayfl.runs.loading import Run
 
@@ -46,7 +46,8 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 def _with_partition(run: Run) -> str:
     found = described(run.content.get("partition") or {"name": "natural"})
-    return f"{run.dataset}, {found}"
+    drift = drift_of(run)
+    return f"{run.dataset}, {found}" if drift is None else f"{run.dataset}, {found}, {described(drift)}"
 
 
 def described(section: Mapping[str, Any]) -> str:

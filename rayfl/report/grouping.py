@@ -17,6 +17,8 @@ from rayfl.errors import RunError
 from rayfl.runs.loading import Run
 
 _DATA = ("dataset", "partition", "long_tail", "holdout")
+_DRIFTS = ("rotation", "labels")
+"""Kinds of stages whose test samples are others than those of the source."""
 _PLACES = {"root", "path", "manifest"}
 """Fields of a data set that say where it lies."""
 
@@ -80,7 +82,7 @@ def check_same_data(runs: Sequence[Run]) -> None:
 
 def on_same_data(one: Run, other: Run) -> bool:
     """Returns whether numbers of two runs may be compared; see :func:`check_same_data`."""
-    if _contents_differ(one, other):
+    if _contents_differ(one, other) or drift_of(one) != drift_of(other):
         return False
     if one.partition_hash and one.partition_hash == other.partition_hash:
         return _samples(one) == _samples(other)
@@ -160,7 +162,13 @@ def _data(run: Run) -> dict[str, Any]:
     dataset = sections["dataset"]
     if isinstance(dataset, Mapping):
         sections["dataset"] = {key: value for key, value in dataset.items() if key not in _PLACES}
-    return sections
+    return {**sections, "stages": drift_of(run)}
+
+
+def drift_of(run: Run) -> Any:
+    """Returns what says how samples, or their labels, have changed by the end; None for those that only arrive."""
+    stages = run.content.get("stages", {})
+    return stages if stages.get("name") in _DRIFTS else None
 
 
 def _samples(run: Run) -> dict[str, Any]:

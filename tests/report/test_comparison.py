@@ -201,6 +201,20 @@ def test_other_data_are_refused(copied: Copied, runs: list[Run]) -> None:
         compare([runs[0], other])
 
 
+def test_samples_that_drift_otherwise_are_other_data_and_those_that_arrive_are_not(copied: Copied) -> None:
+    turned, classes = {"name": "rotation", "count": 2, "rounds": 1}, {"name": "classes", "count": 2, "rounds": 1}
+    plain = configured(copied("fedavg-0"))
+    drifted = configured(copied("superfed-mm-0"), stages={**turned, "degrees": 30.0})
+    further = configured(copied("superfed-mm-0", "further"), stages={**turned, "degrees": 60.0})
+    for one, other, words in ((plain, drifted, "stages"), (drifted, further, "stages.degrees: 30.0 and 60.0")):
+        with pytest.raises(RunError, match=f"made on different data .*{words}"):
+            compare([one, other])
+    assert len(compare_by_dataset([plain, drifted, further], DEFAULT)) == 3
+    kept = configured(copied("superfed-mm-0", "kept"), stages={**classes, "memory": 20})
+    compare([plain, kept, configured(copied("superfed-mm-0", "lost"), stages={**classes, "memory": 0})])
+    compare([drifted, configured(copied("fedavg-0", "alike"), stages={**turned, "degrees": 30.0})])
+
+
 def test_equal_places_in_other_data_are_other_samples(copied: Copied) -> None:
     """Two data sets of one size have the same partition where it looks at no labels."""
     one = configured(copied("fedavg-0"), dataset={"name": "mnist"})
