@@ -11,7 +11,7 @@ import pyarrow as pa
 from rayfl.errors import ConfigError
 from rayfl.plots.metrics import need_accuracy
 from rayfl.plots.series import need_methods, need_same_but, series_of
-from rayfl.plots.style import RHO, SEQUENTIAL, TAU, new_figure
+from rayfl.plots.style import RHO, SEQUENTIAL, TAU, ink_on, new_figure
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Split
 from rayfl.runs.rows import last_of_seeds
@@ -70,8 +70,6 @@ def _panel(axes: Axes, cells: np.ndarray, taus: Sequence[int], rhos: Sequence[fl
     axes.grid(False)
     for (i, j), value in np.ndenumerate(cells):
         if np.isfinite(value):
-            red, green, blue, _ = image.cmap(image.norm(value))
-            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink_on(image, value))
         else:
             axes.text(j, i, "no run", ha="center", va="center", color="0.5", fontsize="small")

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from rayfl.errors import ConfigError
 from rayfl.metrics import Metric
+from rayfl.plots.metrics import first_of, measure
 from rayfl.plots.series import Series, series_of
-from rayfl.plots.style import SEQUENTIAL, new_panels, wrapped
+from rayfl.plots.style import SEQUENTIAL, ink_on, new_panels, wrapped
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.stages import ByStage, by_stage
 from rayfl.runs.folder import RunFolder
@@ -35,9 +36,10 @@ def draw(runs: Sequence[RunFolder], metric: str | None = None) -> tuple[Figure, 
         metric: one of the task's; None: its first.
 
     Raises:
-        ConfigError: a run has no such scores, or runs have different numbers of stages.
+        ConfigError: a run has no such metric or no such scores, or runs have different numbers of stages.
     """
-    found = [(series, _mean(series, metric)) for series in series_of(runs)]
+    shown = measure(first_of(runs).name if metric is None else metric, [run.rounds for run in runs])
+    found = [(series, _mean(series, shown)) for series in series_of(runs)]
     sizes = {len(one.scores) for _, one in found}
     if len(sizes) > 1:
         raise ConfigError(f"stages: runs have {' and '.join(map(str, sorted(sizes)))} stages: draw them apart")
@@ -58,7 +60,7 @@ def draw(runs: Sequence[RunFolder], metric: str | None = None) -> tuple[Figure, 
     return figure, pa.Table.from_pylist(rows)
 
 
-def _mean(series: Series, metric: str | None) -> ByStage:
+def _mean(series: Series, metric: Metric) -> ByStage:
     found = []
     for run in series.runs:
         own = PersonalizedRows.recorded(run.rounds) or PersonalizedRows.of(run.config.algorithm)
@@ -84,7 +86,5 @@ def _panel(axes: Axes, one: ByStage, edges: tuple[float, float]) -> None:
     axes.grid(False)
     for (after, of), value in np.ndenumerate(one.scores):
         if np.isfinite(value):
-            red, green, blue, _ = image.cmap(image.norm(value))
-            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
             shown = f"{metric.scale * value:.1f}" if metric.scale == 100 else metric.shown(value)
-            axes.text(of, after, shown, ha="center", va="center", color="white" if dark else "black", fontsize="small")
+            axes.text(of, after, shown, ha="center", va="center", color=ink_on(image, value), fontsize="small")

@@ -18,6 +18,7 @@ from rayfl.tracking.plain_text import PLAIN_TEXT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 COLOURS = ("#0b62a8", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#57534e")
 """Of series, in plots and reports: told apart in colour vision deficiencies as far as eight can be, and dark enough for
@@ -190,6 +191,12 @@ def new_panels(panels: int, each: float, height: float, least: float) -> tuple[F
     if lines > 1:
         figure.set_figheight(figure.get_figheight() * lines)
     return figure, [figure.add_subplot(lines, columns, position + 1) for position in range(panels)]
+
+
+def ink_on(image: AxesImage, value: float) -> str:
+    """Returns the colour in which a cell's number can be read on the colour of its value."""
+    red, green, blue, _ = image.cmap(image.norm(value))
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
 
 
 def colour(position: int) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rayfl.metrics import Metric
 from rayfl.naming.splits import stage_in
 from rayfl.results.personalized import PersonalizedRows
-from rayfl.results.schemas import metrics_of
+from rayfl.results.schemas import first_metric
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ByStage:
 
 
 def by_stage(
-    rounds: pa.Table, stage_of: Callable[[int], int], own: PersonalizedRows, metric: str | None = None
+    rounds: pa.Table, stage_of: Callable[[int], int], own: PersonalizedRows, metric: Metric | None = None
 ) -> ByStage | None:
     """Returns the scores by stage of a method's personalized model; None where none are recorded.
 
@@ -67,10 +67,9 @@ def by_stage(
         rounds: schema ``rayfl.results.schemas.ROUNDS_SCHEMA``.
         stage_of: gives the stage of a round, both from 0.
         own: which rows are the method's.
-        metric: its name; the task's first if left out.
+        metric: one of the task's; its first if left out.
     """
-    metrics = metrics_of(rounds)
-    chosen = metrics[0] if metric is None else next(one for one in metrics if one.name == metric)
+    chosen = first_metric(rounds) if metric is None else metric
     found: dict[tuple[int, int], float] = {}
     for row in rounds.to_pylist():
         of = stage_in(row["split"])

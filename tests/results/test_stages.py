@@ -49,7 +49,7 @@ def test_inv_stages_4_forgetting_and_backward_transfer_are_those_of_the_papers()
     assert found.average == pytest.approx((0.5 + 0.6 + 0.7) / 3)
     assert found.forgetting == pytest.approx(((0.9 - 0.5) + (0.7 - 0.6)) / 2)
     assert found.backward_transfer == pytest.approx(((0.5 - 0.8) + (0.6 - 0.7)) / 2)
-    loss = by_stage(table(SCORES), STAGES.stage_of, own(), "loss")
+    loss = by_stage(table(SCORES), STAGES.stage_of, own(), LOSS)
     assert loss is not None and loss.forgetting == pytest.approx(((0.5 - 0.8) + (0.6 - 0.7)) / 2)
 
 
