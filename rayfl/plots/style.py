@@ -195,7 +195,7 @@ def new_panels(panels: int, each: float, height: float, least: float) -> tuple[F
 
 def ink_on(image: AxesImage, value: float) -> str:
     """Returns the colour in which a cell's number can be read on the colour of its value."""
-    red, green, blue, _ = image.cmap(image.norm(value))
+    red, green, blue, _ = image.cmap(image.norm(np.asarray(value)))
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
 
 
