@@ -2,348 +2,194 @@
 
 from __future__ import annotations
 
-from algorithms.adaptive_fedavg import AdaptiveFedAvg
-from algorithms.adcol import ADCOL
-from algorithms.apfl import APFL
-from algorithms.apple import APPLE
+from typing import Any
+
 from algorithms.base import Algorithm
-from algorithms.ccvr import CCVR
-from algorithms.centralized import Centralized
-from algorithms.cfl import CFL
 from algorithms.contract import check_method
-from algorithms.creff import CReFF
-from algorithms.dfedavgm import DFedAvgM
-from algorithms.dfedsam import DFedSAM
-from algorithms.dispfl import DisPFL
-from algorithms.ditto import Ditto
-from algorithms.drfa import DRFA
-from algorithms.elastic import Elastic
-from algorithms.fedacg import FedACG
-from algorithms.fedadmm import FedADMM
-from algorithms.fedah import FedAH
-from algorithms.fedala import FedALA
-from algorithms.fedalt import FedALT
-from algorithms.fedamp import FedAMP
-from algorithms.fedap import FedAP
-from algorithms.fedapen import FedAPEN
-from algorithms.fedas import FedAS
-from algorithms.fedasync import FedAsync
-from algorithms.fedavg import FedAvg
-from algorithms.fedawa import FedAWA
-from algorithms.fedaws import FedAwS
-from algorithms.fedbabu import FedBABU
-from algorithms.fedbn import FedBN
-from algorithms.fedbuff import FedBuff
-from algorithms.fedcac import FedCAC
-from algorithms.fedcm import FedCM
-from algorithms.fedcp import FedCP
-from algorithms.fedcr import FedCR
-from algorithms.fedcross import FedCross
-from algorithms.fedcurv import FedCurv
-from algorithms.feddbe import FedDBE
-from algorithms.feddc import FedDC
-from algorithms.feddecorr import FedDecorr
-from algorithms.feddf import FedDF
-from algorithms.feddisco import FedDisco
-from algorithms.feddistill import FedDistill
-from algorithms.feddpa import FedDPA
-from algorithms.feddrift import FedDrift
-from algorithms.feddwa import FedDWA
-from algorithms.feddyn import FedDyn
-from algorithms.fedem import FedEM
-from algorithms.fedema import FedEMA
-from algorithms.federaser import FedEraser
-from algorithms.fedetf import FedETF
-from algorithms.fedewc import FedEWC
-from algorithms.fedex_lora import FedExLoRA
-from algorithms.fedexp import FedExP
-from algorithms.fedfed import FedFed
-from algorithms.fedfomo import FedFomo
-from algorithms.fedfusion import FedFusion
-from algorithms.fedgc import FedGC
-from algorithms.fedgen import FedGen
-from algorithms.fedgh import FedGH
-from algorithms.fedgkd import FedGKD
-from algorithms.fedheal import FedHEAL
-from algorithms.fedhkd import FedHKD
-from algorithms.fediir import FedIIR
-from algorithms.fedinit import FedInit
-from algorithms.fedkd import FedKD
-from algorithms.fedlaw import FedLAW
-from algorithms.fedlc import FedLC
-from algorithms.fedlesam import FedLESAM
-from algorithms.fedloge import FedLoGe
-from algorithms.fedmd import FedMD
-from algorithms.fedme import FedMe
-from algorithms.fedmgda import FedMGDA
-from algorithms.fedmmd import FedMMD
-from algorithms.fedmrl import FedMRL
-from algorithms.fedmtl import FedMTL
-from algorithms.fednar import FedNAR
-from algorithms.fednh import FedNH
-from algorithms.fednoro import FedNoRo
-from algorithms.fednova import FedNova
-from algorithms.fedntd import FedNTD
-from algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from algorithms.fedotp import FedOTP
-from algorithms.fedpac import FedPAC
-from algorithms.fedpcl import FedPCL
-from algorithms.fedper import FedPer
-from algorithms.fedpgp import FedPGP
-from algorithms.fedphp import FedPHP
-from algorithms.fedproto import FedProto
-from algorithms.fedprox import FedProx
-from algorithms.fedpub import FedPub
-from algorithms.fedrap import FedRAP
-from algorithms.fedrcl import FedRCL
-from algorithms.fedrecon import FedRecon
-from algorithms.fedrep import FedRep
-from algorithms.fedrod import FedRoD
-from algorithms.fedrolex import FedRolex
-from algorithms.fedrs import FedRS
-from algorithms.fedsam import FedSAM
-from algorithms.fedselect import FedSelect
-from algorithms.fedsmoo import FedSMOO
-from algorithms.fedsol import FedSOL
-from algorithms.fedspeed import FedSpeed
-from algorithms.fedsr import FedSR
-from algorithms.fedtgp import FedTGP
-from algorithms.fedthe import FedTHE
-from algorithms.fedtpg import FedTPG
-from algorithms.fedu import FedU
-from algorithms.feduv import FedUV
-from algorithms.fedvarp import FedVARP
-from algorithms.fesem import FeSEM
-from algorithms.fixmatch import FixMatch
-from algorithms.fjord import FjORD
-from algorithms.flash import Flash
-from algorithms.flda import FLDA
-from algorithms.flexlora import FlexLoRA
-from algorithms.floco import Floco
-from algorithms.floco_plus import FlocoPlus
-from algorithms.flora import FLoRA
-from algorithms.fltrust import FLTrust
-from algorithms.flute import FLUTE
-from algorithms.flwf import FLwF
-from algorithms.fml import FML
-from algorithms.fpl import FPL
-from algorithms.gcfl import GCFL
-from algorithms.gpfedrec import GPFedRec
-from algorithms.gpfl import GPFL
-from algorithms.heterofl import HeteroFL
-from algorithms.hetlora import HetLoRA
-from algorithms.hierfavg import HierFAVG
-from algorithms.hypcluster import HypCluster
-from algorithms.knn_per import KnnPer
-from algorithms.l2gd import L2GD
-from algorithms.lg_fedavg import LGFedAvg
-from algorithms.local import Local
-from algorithms.lora_fair import LoRAFair
-from algorithms.lotteryfl import LotteryFL
-from algorithms.mapper import Mapper
-from algorithms.metafed import MetaFed
-from algorithms.mime import Mime, MimeLite
-from algorithms.moon import MOON
-from algorithms.pacfl import PACFL
-from algorithms.pefll import PeFLL
-from algorithms.per_fedavg import PerFedAvg
-from algorithms.perada import PerAda
-from algorithms.pfedbayes import PFedBayes
-from algorithms.pfedfda import PFedFDA
-from algorithms.pfedgraph import PFedGraph
-from algorithms.pfedhn import PFedHN
-from algorithms.pfedla import PFedLA
-from algorithms.pfedme import PFedMe
-from algorithms.pfedmoap import PFedMoAP
-from algorithms.pfedpara import PFedPara
-from algorithms.pfedsim import PFedSim
-from algorithms.pfl_da import PFLDA
-from algorithms.qfedavg import QFedAvg
-from algorithms.rolora import RoLoRA
-from algorithms.scaffnew import Scaffnew
-from algorithms.scaffold import Scaffold
-from algorithms.semifl import SemiFL
-from algorithms.subfedavg import SubFedAvg
-from algorithms.superfed import SuPerFed
-from algorithms.term import TERM
-from algorithms.turbosvm import TurboSVM
-from rayfl.config.schema import experiment_schema
+from rayfl.config.schema import ExperimentConfig
+from rayfl.naming.objects import ByName
 
-METHODS: dict[str, type[Algorithm]] = {
-    method.model_fields["name"].default: method
-    for method in (
-        FedAvg,
-        FedProx,
-        FedBN,
-        FedAvgM,
-        FedAdagrad,
-        FedYogi,
-        FedAdam,
-        Flash,
-        FedExP,
-        AdaptiveFedAvg,
-        Elastic,
-        FedNova,
-        QFedAvg,
-        TERM,
-        DRFA,
-        FedBuff,
-        FedAsync,
-        FedNTD,
-        FedLC,
-        FedRS,
-        FedDecorr,
-        FedUV,
-        FedRCL,
-        FedSR,
-        FedIIR,
-        FedDisco,
-        FedAWA,
-        FedLAW,
-        TurboSVM,
-        FedSAM,
-        FedSOL,
-        FedLESAM,
-        FedCM,
-        FedACG,
-        FedInit,
-        FedNAR,
-        Mime,
-        MimeLite,
-        Scaffnew,
-        FedVARP,
-        FedEraser,
-        FedCross,
-        FedU,
-        FedEMA,
-        CCVR,
-        CReFF,
-        FedGH,
-        FedGen,
-        FedFed,
-        FedDistill,
-        FedHKD,
-        FedDF,
-        FedMD,
-        FedKD,
-        KnnPer,
-        FedCAC,
-        FedSelect,
-        CFL,
-        Scaffold,
-        SuPerFed,
-        Floco,
-        FlocoPlus,
-        FedPer,
-        PFedPara,
-        LGFedAvg,
-        PFLDA,
-        FedRep,
-        FedRecon,
-        FedBABU,
-        FedETF,
-        FedNH,
-        FedAwS,
-        FedPAC,
-        FedGC,
-        FedRoD,
-        FedLoGe,
-        FedTHE,
-        PFedFDA,
-        FedDBE,
-        FedALA,
-        FedAH,
-        FedAS,
-        FLUTE,
-        FedCP,
-        FedCR,
-        GCFL,
-        GPFL,
-        FedProto,
-        FedPub,
-        FedRAP,
-        GPFedRec,
-        FedTGP,
-        FedPCL,
-        ADCOL,
-        MetaFed,
-        MOON,
-        PFedSim,
-        FedAP,
-        FedAMP,
-        FedDWA,
-        PFedGraph,
-        FedFomo,
-        APPLE,
-        HypCluster,
-        PACFL,
-        FeSEM,
-        FedDrift,
-        HierFAVG,
-        FedEM,
-        Ditto,
-        PerAda,
-        FedMTL,
-        FedDyn,
-        FedDC,
-        FedADMM,
-        FedSpeed,
-        FedSMOO,
-        FedMe,
-        FedPHP,
-        FML,
-        FedAPEN,
-        FedMRL,
-        FedMMD,
-        FedFusion,
-        FLDA,
-        APFL,
-        PFedHN,
-        PFedLA,
-        PeFLL,
-        PFedMe,
-        PFedBayes,
-        PerFedAvg,
-        Mapper,
-        L2GD,
-        FedDPA,
-        FedALT,
-        FedPGP,
-        FedOTP,
-        PFedMoAP,
-        FedTPG,
-        HetLoRA,
-        FLoRA,
-        FLTrust,
-        FedMGDA,
-        FedHEAL,
-        FedNoRo,
-        FixMatch,
-        SemiFL,
-        SubFedAvg,
-        LotteryFL,
-        FPL,
-        FedGKD,
-        FedEWC,
-        FedCurv,
-        FLwF,
-        FlexLoRA,
-        FedExLoRA,
-        RoLoRA,
-        LoRAFair,
-        HeteroFL,
-        FedRolex,
-        FjORD,
-        DFedAvgM,
-        DFedSAM,
-        DisPFL,
-        Local,
-        Centralized,
-    )
-}
-"""Method classes by the name used in configurations."""
+METHODS: ByName[type[Algorithm]] = ByName(
+    {
+        "fedavg": "algorithms.fedavg:FedAvg",
+        "fedprox": "algorithms.fedprox:FedProx",
+        "fedbn": "algorithms.fedbn:FedBN",
+        "fedavgm": "algorithms.fedopt:FedAvgM",
+        "fedadagrad": "algorithms.fedopt:FedAdagrad",
+        "fedyogi": "algorithms.fedopt:FedYogi",
+        "fedadam": "algorithms.fedopt:FedAdam",
+        "flash": "algorithms.flash:Flash",
+        "fedexp": "algorithms.fedexp:FedExP",
+        "adaptive_fedavg": "algorithms.adaptive_fedavg:AdaptiveFedAvg",
+        "elastic": "algorithms.elastic:Elastic",
+        "fednova": "algorithms.fednova:FedNova",
+        "qfedavg": "algorithms.qfedavg:QFedAvg",
+        "term": "algorithms.term:TERM",
+        "drfa": "algorithms.drfa:DRFA",
+        "fedbuff": "algorithms.fedbuff:FedBuff",
+        "fedasync": "algorithms.fedasync:FedAsync",
+        "fedntd": "algorithms.fedntd:FedNTD",
+        "fedlc": "algorithms.fedlc:FedLC",
+        "fedrs": "algorithms.fedrs:FedRS",
+        "feddecorr": "algorithms.feddecorr:FedDecorr",
+        "feduv": "algorithms.feduv:FedUV",
+        "fedrcl": "algorithms.fedrcl:FedRCL",
+        "fedsr": "algorithms.fedsr:FedSR",
+        "fediir": "algorithms.fediir:FedIIR",
+        "feddisco": "algorithms.feddisco:FedDisco",
+        "fedawa": "algorithms.fedawa:FedAWA",
+        "fedlaw": "algorithms.fedlaw:FedLAW",
+        "turbosvm": "algorithms.turbosvm:TurboSVM",
+        "fedsam": "algorithms.fedsam:FedSAM",
+        "fedsol": "algorithms.fedsol:FedSOL",
+        "fedlesam": "algorithms.fedlesam:FedLESAM",
+        "fedcm": "algorithms.fedcm:FedCM",
+        "fedacg": "algorithms.fedacg:FedACG",
+        "fedinit": "algorithms.fedinit:FedInit",
+        "fednar": "algorithms.fednar:FedNAR",
+        "mime": "algorithms.mime:Mime",
+        "mimelite": "algorithms.mime:MimeLite",
+        "scaffnew": "algorithms.scaffnew:Scaffnew",
+        "fedvarp": "algorithms.fedvarp:FedVARP",
+        "federaser": "algorithms.federaser:FedEraser",
+        "fedcross": "algorithms.fedcross:FedCross",
+        "fedu": "algorithms.fedu:FedU",
+        "fedema": "algorithms.fedema:FedEMA",
+        "ccvr": "algorithms.ccvr:CCVR",
+        "creff": "algorithms.creff:CReFF",
+        "fedgh": "algorithms.fedgh:FedGH",
+        "fedgen": "algorithms.fedgen:FedGen",
+        "fedfed": "algorithms.fedfed:FedFed",
+        "feddistill": "algorithms.feddistill:FedDistill",
+        "fedhkd": "algorithms.fedhkd:FedHKD",
+        "feddf": "algorithms.feddf:FedDF",
+        "fedmd": "algorithms.fedmd:FedMD",
+        "fedkd": "algorithms.fedkd:FedKD",
+        "knn_per": "algorithms.knn_per:KnnPer",
+        "fedcac": "algorithms.fedcac:FedCAC",
+        "fedselect": "algorithms.fedselect:FedSelect",
+        "cfl": "algorithms.cfl:CFL",
+        "scaffold": "algorithms.scaffold:Scaffold",
+        "superfed": "algorithms.superfed:SuPerFed",
+        "floco": "algorithms.floco:Floco",
+        "floco_plus": "algorithms.floco_plus:FlocoPlus",
+        "fedper": "algorithms.fedper:FedPer",
+        "pfedpara": "algorithms.pfedpara:PFedPara",
+        "lg_fedavg": "algorithms.lg_fedavg:LGFedAvg",
+        "pfl_da": "algorithms.pfl_da:PFLDA",
+        "fedrep": "algorithms.fedrep:FedRep",
+        "fedrecon": "algorithms.fedrecon:FedRecon",
+        "fedbabu": "algorithms.fedbabu:FedBABU",
+        "fedetf": "algorithms.fedetf:FedETF",
+        "fednh": "algorithms.fednh:FedNH",
+        "fedaws": "algorithms.fedaws:FedAwS",
+        "fedpac": "algorithms.fedpac:FedPAC",
+        "fedgc": "algorithms.fedgc:FedGC",
+        "fedrod": "algorithms.fedrod:FedRoD",
+        "fedloge": "algorithms.fedloge:FedLoGe",
+        "fedthe": "algorithms.fedthe:FedTHE",
+        "pfedfda": "algorithms.pfedfda:PFedFDA",
+        "feddbe": "algorithms.feddbe:FedDBE",
+        "fedala": "algorithms.fedala:FedALA",
+        "fedah": "algorithms.fedah:FedAH",
+        "fedas": "algorithms.fedas:FedAS",
+        "flute": "algorithms.flute:FLUTE",
+        "fedcp": "algorithms.fedcp:FedCP",
+        "fedcr": "algorithms.fedcr:FedCR",
+        "gcfl": "algorithms.gcfl:GCFL",
+        "gpfl": "algorithms.gpfl:GPFL",
+        "fedproto": "algorithms.fedproto:FedProto",
+        "fedpub": "algorithms.fedpub:FedPub",
+        "fedrap": "algorithms.fedrap:FedRAP",
+        "gpfedrec": "algorithms.gpfedrec:GPFedRec",
+        "fedtgp": "algorithms.fedtgp:FedTGP",
+        "fedpcl": "algorithms.fedpcl:FedPCL",
+        "adcol": "algorithms.adcol:ADCOL",
+        "metafed": "algorithms.metafed:MetaFed",
+        "moon": "algorithms.moon:MOON",
+        "pfedsim": "algorithms.pfedsim:PFedSim",
+        "fedap": "algorithms.fedap:FedAP",
+        "fedamp": "algorithms.fedamp:FedAMP",
+        "feddwa": "algorithms.feddwa:FedDWA",
+        "pfedgraph": "algorithms.pfedgraph:PFedGraph",
+        "fedfomo": "algorithms.fedfomo:FedFomo",
+        "apple": "algorithms.apple:APPLE",
+        "hypcluster": "algorithms.hypcluster:HypCluster",
+        "pacfl": "algorithms.pacfl:PACFL",
+        "fesem": "algorithms.fesem:FeSEM",
+        "feddrift": "algorithms.feddrift:FedDrift",
+        "hierfavg": "algorithms.hierfavg:HierFAVG",
+        "fedem": "algorithms.fedem:FedEM",
+        "ditto": "algorithms.ditto:Ditto",
+        "perada": "algorithms.perada:PerAda",
+        "fedmtl": "algorithms.fedmtl:FedMTL",
+        "feddyn": "algorithms.feddyn:FedDyn",
+        "feddc": "algorithms.feddc:FedDC",
+        "fedadmm": "algorithms.fedadmm:FedADMM",
+        "fedspeed": "algorithms.fedspeed:FedSpeed",
+        "fedsmoo": "algorithms.fedsmoo:FedSMOO",
+        "fedme": "algorithms.fedme:FedMe",
+        "fedphp": "algorithms.fedphp:FedPHP",
+        "fml": "algorithms.fml:FML",
+        "fedapen": "algorithms.fedapen:FedAPEN",
+        "fedmrl": "algorithms.fedmrl:FedMRL",
+        "fedmmd": "algorithms.fedmmd:FedMMD",
+        "fedfusion": "algorithms.fedfusion:FedFusion",
+        "flda": "algorithms.flda:FLDA",
+        "apfl": "algorithms.apfl:APFL",
+        "pfedhn": "algorithms.pfedhn:PFedHN",
+        "pfedla": "algorithms.pfedla:PFedLA",
+        "pefll": "algorithms.pefll:PeFLL",
+        "pfedme": "algorithms.pfedme:PFedMe",
+        "pfedbayes": "algorithms.pfedbayes:PFedBayes",
+        "per_fedavg": "algorithms.per_fedavg:PerFedAvg",
+        "mapper": "algorithms.mapper:Mapper",
+        "l2gd": "algorithms.l2gd:L2GD",
+        "feddpa": "algorithms.feddpa:FedDPA",
+        "fedalt": "algorithms.fedalt:FedALT",
+        "fedpgp": "algorithms.fedpgp:FedPGP",
+        "fedotp": "algorithms.fedotp:FedOTP",
+        "pfedmoap": "algorithms.pfedmoap:PFedMoAP",
+        "fedtpg": "algorithms.fedtpg:FedTPG",
+        "hetlora": "algorithms.hetlora:HetLoRA",
+        "flora": "algorithms.flora:FLoRA",
+        "fltrust": "algorithms.fltrust:FLTrust",
+        "fedmgda": "algorithms.fedmgda:FedMGDA",
+        "fedheal": "algorithms.fedheal:FedHEAL",
+        "fednoro": "algorithms.fednoro:FedNoRo",
+        "fixmatch": "algorithms.fixmatch:FixMatch",
+        "semifl": "algorithms.semifl:SemiFL",
+        "subfedavg": "algorithms.subfedavg:SubFedAvg",
+        "lotteryfl": "algorithms.lotteryfl:LotteryFL",
+        "fpl": "algorithms.fpl:FPL",
+        "fedgkd": "algorithms.fedgkd:FedGKD",
+        "fedewc": "algorithms.fedewc:FedEWC",
+        "fedcurv": "algorithms.fedcurv:FedCurv",
+        "flwf": "algorithms.flwf:FLwF",
+        "flexlora": "algorithms.flexlora:FlexLoRA",
+        "fedex_lora": "algorithms.fedex_lora:FedExLoRA",
+        "rolora": "algorithms.rolora:RoLoRA",
+        "lora_fair": "algorithms.lora_fair:LoRAFair",
+        "heterofl": "algorithms.heterofl:HeteroFL",
+        "fedrolex": "algorithms.fedrolex:FedRolex",
+        "fjord": "algorithms.fjord:FjORD",
+        "dfedavgm": "algorithms.dfedavgm:DFedAvgM",
+        "dfedsam": "algorithms.dfedsam:DFedSAM",
+        "dispfl": "algorithms.dispfl:DisPFL",
+        "local": "algorithms.local:Local",
+        "centralized": "algorithms.centralized:Centralized",
+    }
+)
+"""Method classes by the name used in configurations; a module is imported when its method is asked for."""
 
-Experiment = experiment_schema(list(METHODS.values()), Algorithm, check_method)
-"""The configuration class of experiments with any of these methods."""
 
-Experiment.__module__ = __name__  # where pickle finds it
+class Experiment(ExperimentConfig):
+    """The configuration class of experiments with any of these methods."""
+
+    methods = METHODS
+    method_base = Algorithm
+
+    @staticmethod
+    def check_method(method: type[Any]) -> None:
+        """Raises MethodError for a user's own class that breaks the contract of methods."""
+        check_method(method)

@@ -41,7 +41,7 @@ class ProbeActor:
 
     def __init__(self, config: dict[str, Any], device: str, own_gpu: Callable[[], Gpu], folder: str) -> None:
         work_in(folder)
-        self._config = Experiment.knowing(config).model_validate(config)
+        self._config = Experiment.model_validate(config)
         gpu = own_gpu() if device == "cuda" else None
         self._device = gpu.device if gpu else device
         self._exclusive = gpu is not None and takes_one_process(gpu.uuid)

@@ -69,7 +69,7 @@ class ClientActor:
     ) -> None:
         work_in(folder)
         self._number = host
-        self._config = Experiment.knowing(config).model_validate(config)
+        self._config = Experiment.model_validate(config)
         self._pinned = threading.local()
         self._pin()
         check_spill_dir(self._config.cluster.spill_dir)

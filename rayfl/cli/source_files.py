@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from rayfl.naming.objects import names_an_object
+
 SECTIONS = {
     "algorithm": "algorithms.registry",
     "dataset": "rayfl.data.sources.registry",
@@ -46,7 +48,7 @@ def named_classes(section: str) -> tuple[Named, ...]:
     if section not in SECTIONS:
         return ()
     listing = _file(SECTIONS[section])
-    wanted = [(listing, name) for name in _classes(listing)] + list(_imported(listing).values())
+    wanted = [(listing, name) for name in _classes(listing)] + list(_imported(listing).values()) + _by_path(listing)
     found = {}
     for file, title in wanted:
         node = _classes(file).get(title)
@@ -80,6 +82,13 @@ def _imported(path: Path) -> dict[str, tuple[Path, str]]:
         if isinstance(node, ast.ImportFrom) and node.module and _file(node.module).is_file()
         for alias in node.names
     }
+
+
+def _by_path(path: Path) -> list[tuple[Path, str]]:
+    """The classes of this repository that a file names in texts, as ``module:Class``."""
+    constants = [node.value for part in _body(path) for node in ast.walk(part) if isinstance(node, ast.Constant)]
+    pairs = [str(text).partition(":") for text in constants if names_an_object(text)]
+    return [(_file(module), title) for module, _, title in pairs if _file(module).is_file()]
 
 
 def _word(node: ast.ClassDef) -> str | None:

@@ -72,11 +72,12 @@ def load_config(
     if gone := removed_from(content):
         raise ConfigError(problems(place, {path: [explain_removed(path, value)] for path, value in gone.items()}))
     content = without_removed(content)
-    schema = schema.knowing(content) if trust else schema_without_code(schema, content, names_in(pairs))
+    if not trust:
+        schema = schema_without_code(schema, content, names_in(pairs))
     try:
         config = schema.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(explain(error, schema, place)) from None
+        raise ConfigError(explain(error, schema.with_method(content), place)) from None
     # pydantic takes them for numbers like others. Texts become numbers in it, such as 1e400.
     values = config.model_dump()
     wrong = {path: [f"must be a finite number (got {value})"] for path, value in _not_finite(values)}

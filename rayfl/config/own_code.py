@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from rayfl.config.schema import ExperimentConfig, experiment_schema
+from rayfl.config.schema import ExperimentConfig
 from rayfl.data.sources.custom import CustomSource
 from rayfl.errors import ConfigError
 from rayfl.models.custom import CustomModel
@@ -38,7 +38,7 @@ def schema_without_code(
     section = content.get("algorithm")
     name = section.get("name") if isinstance(section, Mapping) else None
     if not names_an_object(name) or name in trusted:
-        return schema.knowing(content)
+        return schema
     return _with_named_method(schema, str(name))
 
 
@@ -81,5 +81,6 @@ def _models(config: ExperimentConfig) -> Sequence[BaseModel]:
 @lru_cache
 def _with_named_method(schema: type[ExperimentConfig], path: str) -> type[ExperimentConfig]:
     label: Any = Literal[path]
-    named: type[BaseModel] = create_model("NamedMethod", __base__=NamedMethod, name=(label, path))
-    return experiment_schema([*schema.methods, named], schema.method_base)
+    made = create_model(schema.__name__, __base__=schema)
+    made.methods = {**schema.methods, path: create_model("NamedMethod", __base__=NamedMethod, name=(label, path))}
+    return made

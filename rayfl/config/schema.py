@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, create_model, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from rayfl.config.added import without_added
 from rayfl.config.beginning import InitConfig
@@ -43,7 +44,12 @@ from rayfl.tasks.registry import ClassificationSection, TaskConfig
 
 
 class ExperimentConfig(Section):
-    """Everything that defines an experiment; two runs with equal configurations have equal results."""
+    """Everything that defines an experiment; two runs with equal configurations have equal results.
+
+    Class attributes:
+        methods: the classes of the methods by their names; each is looked up where a section ``algorithm`` names it.
+        method_base: what a user's own method must be a subclass of.
+    """
 
     name: Name | None = Field(
         None,
@@ -116,14 +122,31 @@ class ExperimentConfig(Section):
     init: InitConfig = Field(default=InitConfig(), description="another run, from which this one begins")
     algorithm: Any = Field(description="the method and its hyper-parameters")
 
-    methods: ClassVar[tuple[type[BaseModel], ...]] = ()
+    methods: ClassVar[Mapping[str, type[BaseModel]]] = {}
     method_base: ClassVar[type[BaseModel]] = BaseModel
-    check_method: ClassVar[Callable[[Any], None]] = lambda method: None
-    without_own: ClassVar[type[ExperimentConfig] | None] = None
+
+    @staticmethod
+    def check_method(method: type[Any]) -> None:
+        """Raises MethodError for a user's own class that cannot be run as a method."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the values: where they are read, the class may have to be made for a user's own method."""
-        return _of_values, (self.without_own or type(self), self.model_dump(mode="json"))
+        """Pickles the values: where they are read, the class of a user's own method may have to be made."""
+        return type(self).model_validate, (self.model_dump(mode="json"),)
+
+    @field_validator("algorithm", mode="plain")
+    @classmethod
+    def _of_its_class(cls, section: Any) -> BaseModel:
+        """The section as one of its method, the only one whose module is imported for it."""
+        found = cls.method_of(section)
+        if found is not None:
+            return found.model_validate(section)
+        if not isinstance(section, Mapping):
+            raise PydanticKnownError("model_attributes_type")
+        about = {"discriminator": "'name'"}
+        if "name" not in section:
+            raise PydanticKnownError("union_tag_not_found", about)
+        expected = ", ".join(repr(name) for name in cls.methods)
+        raise PydanticKnownError("union_tag_invalid", {**about, "tag": str(section["name"]), "expected_tags": expected})
 
     @field_validator("model", mode="before")
     @classmethod
@@ -179,22 +202,29 @@ class ExperimentConfig(Section):
         return self
 
     @classmethod
-    def knowing(cls, content: Mapping[str, Any]) -> type[ExperimentConfig]:
-        """The configuration class for some raw content: one more class where its method is a user's own.
+    def method_of(cls, section: Any) -> type[BaseModel] | None:
+        """The class of the method that a section ``algorithm`` names; None where it names none that is known.
 
         Raises:
-            ConfigError: ``algorithm.name`` is ``module:Class`` and names no method.
+            ConfigError: the name is ``module:Class``, and that is no method.
             MethodError: the class breaks the contract of methods.
         """
-        section = content.get("algorithm")
-        name = section.get("name") if isinstance(section, Mapping) else None
+        name = section.get("name") if isinstance(section, Mapping) else getattr(section, "name", None)
+        if isinstance(name, str) and name in cls.methods:
+            return cls.methods[name]
         if not names_an_object(name):
-            return cls
+            return None
         found = import_object(str(name), "algorithm")
         if not (isinstance(found, type) and issubclass(found, cls.method_base)):
             raise ConfigError(f"algorithm: {name!r} is no subclass of rayfl.{cls.method_base.__name__}")
         cls.check_method(found)
-        return _with_users_method(cls, str(name), found)
+        return _named_by_path(str(name), found)
+
+    @classmethod
+    def with_method(cls, content: Mapping[str, Any]) -> type[ExperimentConfig]:
+        """This class with the method's for the type of ``algorithm``, by which problems of a content are explained."""
+        found: Any = cls.method_of(content.get("algorithm")) or cls.method_base
+        return create_model(cls.__name__, __base__=cls, algorithm=(found, ...))
 
     def identity(self) -> dict[str, Any]:
         """Everything that a result depends on, as plain data: not names, places and processes."""
@@ -231,37 +261,9 @@ class ExperimentConfig(Section):
 
 
 @lru_cache
-def _with_users_method(schema: type[ExperimentConfig], path: str, found: type[BaseModel]) -> type[ExperimentConfig]:
-    """``schema`` with one more method, the class ``module:Class`` under that name in place of its own."""
+def _named_by_path(path: str, found: type[BaseModel]) -> type[BaseModel]:
+    """A user's own method ``module:Class`` under that name in place of its own."""
     label: Any = Literal[path]
     own: type[BaseModel] = create_model(found.__name__, __base__=found, __doc__=found.__doc__, name=(label, path))
     own.written_as = found  # type: ignore[attr-defined]  # methods say some things of their own class alone
-    made = experiment_schema([*schema.methods, own], schema.method_base, schema.check_method)
-    made.without_own = schema.without_own or schema
-    return made
-
-
-def _of_values(schema: type[ExperimentConfig], content: dict[str, Any]) -> ExperimentConfig:
-    return schema.knowing(content).model_validate(content)
-
-
-def experiment_schema(
-    algorithms: Sequence[type[BaseModel]],
-    base: type[BaseModel] = BaseModel,
-    check: Callable[[Any], None] = lambda method: None,
-) -> type[ExperimentConfig]:
-    """The configuration class in which ``algorithm`` is one of the given methods.
-
-    Args:
-        algorithms: method classes, told apart by their literal field ``name``.
-        base: what a user's own method must be a subclass of.
-        check: raises an error for a class that cannot be run as a method.
-    """
-    union: Any = Union[tuple(algorithms)]  # noqa: UP007
-    field: Any = (
-        Annotated[union, Field(discriminator="name")],
-        Field(description="the method and its hyper-parameters"),
-    )
-    schema: type[ExperimentConfig] = create_model("Experiment", __base__=ExperimentConfig, algorithm=field)
-    schema.methods, schema.method_base, schema.check_method = tuple(algorithms), base, staticmethod(check)
-    return schema
+    return own

@@ -6,10 +6,38 @@ import importlib
 import importlib.util
 import os
 import sys
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from rayfl.errors import ConfigError, text_of
 from rayfl.naming.spelling import nearest
+
+Named = TypeVar("Named")
+
+
+class ByName(Mapping[str, Named], Generic[Named]):
+    """Objects by short names, each imported when it is asked for: a process that needs few does not load them all.
+
+    Args:
+        paths: ``module:name`` by short name.
+    """
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        self.paths = dict(paths)
+
+    def __getitem__(self, name: str) -> Named:
+        module, _, within = self.paths[name].partition(":")
+        found: Named = getattr(importlib.import_module(module), within)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
 
 
 def names_an_object(text: Any) -> bool:

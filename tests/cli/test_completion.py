@@ -50,7 +50,7 @@ def test_names_of_sections_in_bash() -> None:
     assert sorted(bash("rayfl", "run", "quickstart", "algorithm", "=")) == sorted(METHODS)
     assert bash("rayfl", "run", "quickstart", "train.lr", "=", "0") == []
     assert "dataset=cifar10" in bash("rayfl", "run", "quickstart", "data")
-    assert bash("rayfl", "show", "scaff") == ["scaffold"]
+    assert bash("rayfl", "show", "scaffo") == ["scaffold"]
 
 
 @pytest.mark.slow

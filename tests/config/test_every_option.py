@@ -111,7 +111,8 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
         found.add((path, model))
         yield path, model
         for field, info in model.model_fields.items():
-            for inner in models(info.annotation):
+            chosen = Experiment.methods.values() if not path and field == "algorithm" else ()
+            for inner in [*models(info.annotation), *chosen]:
                 if field != "candidates":  # models again
                     yield from below(f"{path}.{field}" if path else field, inner)
 
@@ -123,7 +124,7 @@ OPTIONS = [
     (path, field)
     for path, model in SECTIONS
     for field, info in model.model_fields.items()
-    if not models(info.annotation) and not (field == "name" and path)
+    if not models(info.annotation) and not (field == "name" and path) and (path or field != "algorithm")
 ]
 """All options, by the path of their section."""
 

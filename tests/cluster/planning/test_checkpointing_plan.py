@@ -84,7 +84,7 @@ def run_planned(config: ExperimentConfig, monkeypatch: pytest.MonkeyPatch) -> li
     asked, nodes = list[ExperimentConfig](), [Node("x", 16, 1)]
 
     def probe(content: dict[str, Any], *_: Any) -> list[Measured]:
-        asked.append(Experiment.knowing(content).model_validate(content))
+        asked.append(Experiment.model_validate(content))
         return [replace(STACKED, client_bytes=(10 if asked[-1].model.checkpointing is True else 30) * GIB)]
 
     task = SimpleNamespace(network=SimpleNamespace(rows_per_sample=16, rows_per_model=0), inputs_per_sample=1)
