@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel
@@ -20,11 +20,33 @@ KINDS = {
     "partitions": "partition",
     "tasks": "task",
     "models": "model",
+    "stages": "stages",
+    "selections": "selection",
+    "systems": "system",
+    "compressions": "compression",
+    "aggregators": "aggregator",
 }
 """What is listed at once, with the section of a configuration that it is for."""
 
 LONG = ("presets", "tables")
 """What is listed where it is asked for."""
+
+Kind = Literal[
+    "algorithms",
+    "methods",
+    "datasets",
+    "partitions",
+    "tasks",
+    "models",
+    "stages",
+    "selections",
+    "systems",
+    "compressions",
+    "aggregators",
+    "presets",
+    "tables",
+]
+"""All lists; methods are another word for algorithms."""
 
 
 def catalog(kind: str) -> list[tuple[str, ...]]:

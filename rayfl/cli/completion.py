@@ -42,7 +42,7 @@ def names(section: str) -> tuple[str, ...]:
     """The names that a section of a configuration may have, sorted; none for an unknown section.
 
     Args:
-        section: ``algorithm``, ``dataset``, ``partition``, ``task`` or ``model``.
+        section: a key of :data:`rayfl.cli.source_files.SECTIONS`.
     """
     return tuple(found.name for found in named_classes(section) if found.name not in _UNNAMED)
 

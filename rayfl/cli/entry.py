@@ -8,7 +8,7 @@ import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -33,6 +33,7 @@ from rayfl.cli import show_model as cli_show_model
 from rayfl.cli import sweep as cli_sweep
 from rayfl.cli import verify as cli_verify
 from rayfl.cli import watch as cli_watch
+from rayfl.cli.catalog import KINDS, LONG, Kind, catalog, fields
 from rayfl.cli.outputs import AsJson, write_json
 from rayfl.diagnosis.tracebacks import own_frames
 from rayfl.errors import ConfigError, RayflError, text_of
@@ -157,14 +158,12 @@ def run(
 @app.command("list")
 def list_(
     what: Annotated[
-        Literal["algorithms", "methods", "datasets", "partitions", "tasks", "models", "presets", "tables"] | None,
+        Kind | None,
         typer.Argument(help="Which list; all but presets and tables if left out. Methods are algorithms."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List what can be named in a configuration: methods first."""
-    from rayfl.cli.catalog import KINDS, LONG, catalog, fields
-
     kinds = list(KINDS) if what is None else ["algorithms" if what == "methods" else what]
     if as_json:
         found = {kind: [dict(zip(fields(kind), entry, strict=False)) for entry in catalog(kind)] for kind in kinds}

@@ -8,19 +8,25 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from rayfl.naming.objects import names_an_object
-
 SECTIONS = {
-    "algorithm": "algorithms.registry",
-    "dataset": "rayfl.data.sources.registry",
-    "partition": "rayfl.data.partitions.registry",
-    "task": "rayfl.tasks.registry",
-    "model": "rayfl.models.zoo",
+    "algorithm": "algorithms.registry:METHODS",
+    "dataset": "rayfl.data.sources.registry:DatasetConfig",
+    "partition": "rayfl.data.partitions.registry:Partition",
+    "task": "rayfl.tasks.registry:TaskConfig",
+    "model": "rayfl.models.zoo:ModelConfig",
+    "stages": "rayfl.data.partitions.stages:Stages",
+    "selection": "rayfl.selection.strategies:Selection",
+    "system": "rayfl.system.config:System",
+    "compression": "rayfl.messages.compressors:Compression",
+    "aggregator": "rayfl.messages.aggregators:Aggregator",
 }
-"""By section, the module that imports all its classes, or has them."""
+"""By section, where all its classes are named: a union, or a table of their paths."""
 
 _HOME = Path(__file__).resolve().parent.parent.parent
 """The folder of all packages: ``import rayfl`` has made sure that ``algorithms`` is there."""
+
+
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,8 @@ def named_classes(section: str) -> tuple[Named, ...]:
     """
     if section not in SECTIONS:
         return ()
-    listing = _file(SECTIONS[section])
-    wanted = [(listing, name) for name in _classes(listing)] + list(_imported(listing).values()) + _by_path(listing)
+    module, _, listing = SECTIONS[section].partition(":")
+    wanted = _listed(_file(module), listing)
     found = {}
     for file, title in wanted:
         node = _classes(file).get(title)
@@ -84,11 +90,22 @@ def _imported(path: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def _by_path(path: Path) -> list[tuple[Path, str]]:
-    """The classes of this repository that a file names in texts, as ``module:Class``."""
-    constants = [node.value for part in _body(path) for node in ast.walk(part) if isinstance(node, ast.Constant)]
-    pairs = [str(text).partition(":") for text in constants if names_an_object(text)]
-    return [(_file(module), title) for module, _, title in pairs if _file(module).is_file()]
+def _listed(path: Path, listing: str) -> list[tuple[Path, str]]:
+    """The classes that the value of a name in a file names: by their own names, or in texts, as ``module:Class``."""
+    values = [node.value for node in _body(path) if listing in _targets(node) and isinstance(node, _ASSIGNMENTS)]
+    parts = [part for value in values if value is not None for part in ast.walk(value)]
+    names = [part.id for part in parts if isinstance(part, ast.Name)]
+    here = [(path, name) for name in names if name in _classes(path)]
+    imported = [_imported(path)[name] for name in names if name in _imported(path)]
+    unions = [one for name in names if name not in _imported(path) for one in _listed(path, name)]
+    texts = [str(part.value).partition(":") for part in parts if isinstance(part, ast.Constant)]
+    return [*here, *imported, *unions, *((_file(module), title) for module, _, title in texts if title)]
+
+
+def _targets(node: ast.stmt) -> list[str]:
+    """The names that a statement gives a value to."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def _word(node: ast.ClassDef) -> str | None:

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
-from algorithms.registry import METHODS
-from rayfl.cli.catalog import catalog
+from algorithms.registry import METHODS, Experiment
+from rayfl.cli.catalog import KINDS, catalog
 from rayfl.cli.completion import names
 from rayfl.config.loading import preset_names
 
@@ -72,16 +74,18 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stderr.strip() == ""
 
 
+def _names(annotation: Any) -> set[str]:
+    """The names of the classes in a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation.model_fields["name"].default}
+    return {name for argument in get_args(annotation) for name in _names(argument)}
+
+
 def test_the_names_are_those_that_a_configuration_may_have() -> None:
-    known = {title: catalog(title) for title in ("algorithms", "datasets", "partitions", "tasks", "models")}
-    for section, title in (
-        ("algorithm", "algorithms"),
-        ("dataset", "datasets"),
-        ("partition", "partitions"),
-        ("task", "tasks"),
-        ("model", "models"),
-    ):
-        assert set(names(section)) == {entry[0] for entry in known[title]} - {"custom"}
+    for title, section in KINDS.items():
+        chosen = METHODS if section == "algorithm" else _names(Experiment.model_fields[section].annotation)
+        assert {entry[0] for entry in catalog(title)} == set(chosen), section
+        assert set(names(section)) == set(chosen) - {"custom"}
     assert names("train") == ()
 
 

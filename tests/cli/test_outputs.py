@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import rayfl
 from algorithms.registry import METHODS
+from rayfl.cli.catalog import Kind
 from rayfl.cli.entry import app
 from rayfl.cli.outputs import OUTPUTS
 from rayfl.cli.paths import at_home
@@ -52,7 +53,8 @@ def asked(name: str, *arguments: object, status: int = 0) -> dict[str, Any]:
 
 def test_list_has_methods_first_and_presets_where_they_are_asked_for() -> None:
     kinds = asked("list", "list")["kind"]
-    assert list(kinds) == ["algorithms", "datasets", "partitions", "tasks", "models"]
+    assert list(kinds)[:5] == ["algorithms", "datasets", "partitions", "tasks", "models"]
+    assert {*kinds, "methods", "presets", "tables"} == set(get_args(Kind))
     (scaffold,) = [entry for entry in kinds["algorithms"] if entry["name"] == "scaffold"]
     assert set(scaffold) == {"name", "about", "source", "keeps"} and "ICML" in scaffold["source"]
     presets = asked("list", "list", "presets")["kind"]["presets"]
