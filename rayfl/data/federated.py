@@ -60,6 +60,8 @@ class FederatedDataset(ABC):
         reads_ahead: whether a thread may read clients before they are asked for: reading has no effect but what it
             returns, and takes longer than handing it over.
         content_hash: gives the checksum of the source's samples, by which a run notices that they have changed.
+        domains: names of the domains that samples are from, for data that have some.
+        domain: which of them each sample of the source is from, integers by its place (:meth:`places`); else None.
     """
 
     spec: InputSpec
@@ -70,6 +72,8 @@ class FederatedDataset(ABC):
     own_splits: bool = False
     reads_ahead: bool = False
     content_hash: Content = staticmethod(unknown)
+    domains: tuple[str, ...] = ()
+    domain: np.ndarray | None = None
 
     @property
     def num_clients(self) -> int:
@@ -143,6 +147,7 @@ class Derived(FederatedDataset):
         self.remarks, self.sound, self.reads_ahead = inner.remarks, inner.sound, inner.reads_ahead
         self.own_splits = inner.own_splits
         self.content_hash = inner.content_hash
+        self.domains, self.domain = inner.domains, inner.domain
 
     def sizes(self) -> np.ndarray:
         """Samples by client and split: int64 of shape (K, 3), columns in the order of ``SPLITS``."""

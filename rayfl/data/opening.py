@@ -118,6 +118,12 @@ def _divided(config: DataSections, opened: Samples | NaturalPath, streams: Rando
 
 
 def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> PooledDataset:
+    made = _of_samples(config, samples, streams)
+    made.domains, made.domain = samples.domains, samples.domain
+    return made
+
+
+def _of_samples(config: DataSections, samples: Samples, streams: RandomStreams) -> PooledDataset:
     x, y, spec = samples.x, samples.y, samples.spec
     if spec.target == "forecast":
         raise ConfigError(

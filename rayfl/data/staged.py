@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rayfl.data.federated import Derived, FederatedDataset, OnDemand
-from rayfl.data.partitions.arriving import Arriving, ClassStages
+from rayfl.data.partitions.arriving import Arriving, ClassStages, DomainStages
 from rayfl.data.partitions.drifting import Drifting, RotationStages
 from rayfl.data.partitions.joining import ClientStages
 from rayfl.data.partitions.stage import Staged
@@ -65,7 +65,11 @@ class WithStages(Derived):
         """Returns the stage of each sample of a client, an array for each split."""
         assert isinstance(self.stages, Arriving)
         if client not in self._known:
-            self._known[client] = self.stages.arrivals(self._classes(client), self.classes, self.streams, client)
+            if isinstance(self.stages, DomainStages):
+                kinds, count = self._domains(client), len(self.domains)
+            else:
+                kinds, count = self._classes(client), self.classes
+            self._known[client] = self.stages.arrivals(kinds, count, self.streams, client)
         return self._known[client]
 
     def trained_on(self, client: int, stage: int) -> np.ndarray:
@@ -79,6 +83,11 @@ class WithStages(Derived):
             return [np.zeros(count, dtype=np.int64) for count in self._inner.sizes()[client].tolist()]
         labels = self._true.labels(client)
         return [np.asarray(labels[split], dtype=np.int64) for split in SPLITS]
+
+    def _domains(self, client: int) -> list[np.ndarray]:
+        assert self.domain is not None
+        places = self._inner.places(client)
+        return [self.domain[places[split]].astype(np.int64) for split in SPLITS]
 
     @cached_property
     def concepts(self) -> np.ndarray:
@@ -232,6 +241,17 @@ def _check_kind(dataset: FederatedDataset, stages: Staged) -> None:
         raise ConfigError(
             f"stages.count is {stages.count}, but there are only {spec.num_classes} classes to divide: lower it"
         )
+    if isinstance(stages, DomainStages):
+        if dataset.domain is None:
+            raise ConfigError(
+                f"{kind}, but these samples are of no domains: choose digit_five, office_caltech, domainnet, "
+                "image_folder, or your own function that returns Samples with domains, or another name"
+            )
+        if stages.count > len(dataset.domains):
+            raise ConfigError(
+                f"stages.count is {stages.count}, but there are only {len(dataset.domains)} domains to divide "
+                f"({', '.join(dataset.domains)}): lower it"
+            )
     if isinstance(stages, RotationStages) and (spec.kind != "image" or len(spec.shape) != 3):
         raise ConfigError(
             f"{kind}, but inputs of shape {tuple(spec.shape)} are no images (channels, rows, columns): choose another "

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rayfl.data.partitions.arriving import ClassStages
+from rayfl.data.partitions.arriving import GroupStages
 from rayfl.engine.scoring.sample_losses import sample_losses
 from rayfl.errors import ConfigError
 from rayfl.metrics.membership import Membership, membership
@@ -73,8 +73,8 @@ def caveat(models: CommittedModels) -> str:
         return f"training labels have noise (noise.ratio={ratio:g}) and others have not, which losses tell, too"
     if config.attack.on and (config.attack.labels != "honest" or config.attack.backdoor is not None):
         return "malicious clients trained on other samples than they have here, so that theirs are no members"
-    if isinstance(config.stages, ClassStages) and config.stages.memory != "all":
-        return "members are of the last stage's classes and others of all, which losses tell, too"
+    if isinstance(config.stages, GroupStages) and config.stages.memory != "all":
+        return f"members are of the last stage's {config.stages.name} and others of all, which losses tell, too"
     if models.idle is None:
         return "who took part in each round is not known of this run: clients that never did may be among these"
     if models.idle:

@@ -1,4 +1,4 @@
-"""Classes or samples that arrive over the stages of a run."""
+"""Classes, domains or samples that arrive over the stages of a run."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class Arriving(Staged):
 
     @abstractmethod
     def arrivals(
-        self, labels: Sequence[np.ndarray], classes: int, streams: RandomStreams, client: int
+        self, kinds: Sequence[np.ndarray], count: int, streams: RandomStreams, client: int
     ) -> list[np.ndarray]:
         """Returns the stage of each sample of a client.
 
         Args:
-            labels: of its samples, int64, an array for each part (training, validation, test).
-            classes: C; 0 where samples have no class.
+            kinds: of its samples, by which they arrive (classes, or domains): int64, an array for each part (training,
+                validation, test).
+            count: how many kinds there are; 0 where samples have none.
             streams: the experiment's randomness.
             client: its number.
 
@@ -71,12 +72,37 @@ class Arriving(Staged):
         return np.sort(np.concatenate([new, kept]))
 
 
-class ClassStages(Arriving):
-    """Classes that arrive in groups: class-incremental learning.
+class GroupStages(Arriving):
+    """Kinds of samples that arrive in groups.
 
-    The classes are divided into S groups, as alike in size as can be, and a client's samples of a group are there in
+    The kinds are divided into S groups, as alike in size as can be, and a client's samples of a group are there in
     its stage alone, but for those that it keeps.
     """
+
+    order: Literal["given", "drawn", "own"]
+
+    @property
+    def retested(self) -> bool:
+        """Returns whether test samples are scored by stage: they are."""
+        return True
+
+    def arrivals(
+        self, kinds: Sequence[np.ndarray], count: int, streams: RandomStreams, client: int
+    ) -> list[np.ndarray]:
+        """See the base class; uses the stream ``stages.order``."""
+        if self.order == "own":
+            order = streams.generator("stages.order", client=client).permutation(np.unique(np.concatenate(kinds)))
+        else:
+            order = np.arange(count)
+            order = streams.generator("stages.order").permutation(order) if self.order == "drawn" else order
+        group = np.zeros(count, dtype=np.int64)
+        for stage, members in enumerate(np.array_split(order, self.count)):
+            group[members] = stage
+        return [group[part] for part in kinds]
+
+
+class ClassStages(GroupStages):
+    """Classes that arrive in groups: class-incremental learning."""
 
     name: Literal["classes"] = "classes"
     order: Literal["given", "drawn", "own"] = Field(
@@ -85,24 +111,16 @@ class ClassStages(Arriving):
         "own, each client divides the classes that it has, in a random order of its own.",
     )
 
-    @property
-    def retested(self) -> bool:
-        """Returns whether test samples are scored by stage: they are."""
-        return True
 
-    def arrivals(
-        self, labels: Sequence[np.ndarray], classes: int, streams: RandomStreams, client: int
-    ) -> list[np.ndarray]:
-        """See the base class; uses the stream ``stages.order``."""
-        if self.order == "own":
-            order = streams.generator("stages.order", client=client).permutation(np.unique(np.concatenate(labels)))
-        else:
-            order = np.arange(classes)
-            order = streams.generator("stages.order").permutation(order) if self.order == "drawn" else order
-        group = np.zeros(classes, dtype=np.int64)
-        for stage, members in enumerate(np.array_split(order, self.count)):
-            group[members] = stage
-        return [group[part] for part in labels]
+class DomainStages(GroupStages):
+    """Domains that arrive in groups, with the same classes: domain-incremental learning."""
+
+    name: Literal["domains"] = "domains"
+    order: Literal["given", "drawn", "own"] = Field(
+        default="given",
+        description="In which order domains arrive: given, as the data set has them; drawn, one random order for all "
+        "clients; own, each client divides the domains that it has samples of, in a random order of its own.",
+    )
 
 
 class SampleStages(Arriving):
@@ -120,10 +138,10 @@ class SampleStages(Arriving):
         return False
 
     def arrivals(
-        self, labels: Sequence[np.ndarray], classes: int, streams: RandomStreams, client: int
+        self, kinds: Sequence[np.ndarray], count: int, streams: RandomStreams, client: int
     ) -> list[np.ndarray]:
         """See the base class; uses the stream ``stages.samples``."""
-        train, *others = labels
+        train, *others = kinds
         found = np.zeros(len(train), dtype=np.int64)
         order = streams.generator("stages.samples", client=client).permutation(len(train))
         for stage, members in enumerate(np.array_split(order, self.count)):

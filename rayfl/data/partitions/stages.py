@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from rayfl.data.partitions.arriving import ClassStages, SampleStages
+from rayfl.data.partitions.arriving import ClassStages, DomainStages, SampleStages
 from rayfl.data.partitions.drifting import LabelStages, RotationStages
 from rayfl.data.partitions.joining import ClientStages
 from rayfl.data.partitions.stage import NoStages, Staged
 
 Stages = Annotated[
-    NoStages | ClassStages | SampleStages | ClientStages | RotationStages | LabelStages,
+    NoStages | ClassStages | DomainStages | SampleStages | ClientStages | RotationStages | LabelStages,
     Field(discriminator="name"),
 ]
 
