@@ -16,7 +16,7 @@ from rich.table import Table
 from rayfl.cli import answers as cli_answers
 from rayfl.cli import cluster as cli_cluster
 from rayfl.cli import compare as cli_compare
-from rayfl.cli import completion
+from rayfl.cli import completion, panels
 from rayfl.cli import data as cli_data
 from rayfl.cli import fork as cli_fork
 from rayfl.cli import inspect as cli_inspect
@@ -25,6 +25,7 @@ from rayfl.cli import jobs as cli_jobs
 from rayfl.cli import leaf as cli_leaf
 from rayfl.cli import membership as cli_membership
 from rayfl.cli import model as cli_model
+from rayfl.cli import new as cli_new
 from rayfl.cli import plot as cli_plot
 from rayfl.cli import repair as cli_repair
 from rayfl.cli import report as cli_report
@@ -263,6 +264,8 @@ cli_inspect.register(app, load_experiment)
 cli_cluster.register(app, load_experiment)
 cli_sweep.register(app)
 cli_reproduce.register(app)
+cli_new.register(app)
+panels.arrange(app)
 
 
 def main() -> None:

@@ -109,6 +109,7 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "accuracy": "on what it was trained on",
         "checksum": "that runs are tied to",
     },
+    "new": {"kind": "method, data, model or task", "files": "a list; those that were written"},
     "plot": {"kind": "of the figure", "runs": "a list of folders", "figure": "file", "numbers": "CSV file"},
     "repair": {"run": "folder", "repaired": "a list of sentences; empty if nothing needed repair"},
     "replay": {

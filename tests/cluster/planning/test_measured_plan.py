@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actors.probing.measure import Measured
 from actors.processes.placement import Node
+from algorithms.registry import Experiment
 from cluster.planning.measuring import sample_bytes
 from cluster.planning.plan import actor_bytes, actors_on_a_gpu, clients_at_a_time, depends_on_measuring
 from cluster.planning.resources import plan_actors
@@ -21,7 +22,7 @@ from tests.support.plans import GIB, LOOPED, MEASURED, ON_CPU, STACKED, experime
 
 
 def over_a_base(config: ExperimentConfig) -> ExperimentConfig:
-    return ExperimentConfig.model_validate(config.model_dump() | {"model": {"name": "pretrained", "folder": "x"}})
+    return Experiment.model_validate(config.model_dump() | {"model": {"name": "pretrained", "folder": "x"}})
 
 
 def test_several_actors_share_a_gpu_if_clients_are_trained_one_by_one() -> None:

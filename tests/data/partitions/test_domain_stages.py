@@ -22,9 +22,9 @@ from rayfl.runs.finding import load_run
 COUNT, DOMAINS = 240, ("photo", "sketch", "clip")
 
 
-def three_domains(root: Path) -> Samples:
+def three_domains(streams: RandomStreams) -> Samples:
     """Two classes that lie elsewhere in each domain, which come in turns."""
-    generator = np.random.default_rng(5)
+    generator = streams.generator("domains")
     domain, y = np.arange(COUNT) % 3, generator.integers(2, size=COUNT)
     x = np.zeros((COUNT, 1, 2, 3), dtype=np.float32)
     x[np.arange(COUNT), 0, y, domain] = 1.0
@@ -32,9 +32,9 @@ def three_domains(root: Path) -> Samples:
     return Samples(x + 0.1 * generator.random(x.shape, dtype=np.float32), y, spec, domains=DOMAINS, domain=domain)
 
 
-def without_domains(root: Path) -> Samples:
+def without_domains(streams: RandomStreams) -> Samples:
     """The same samples, of which nobody knows where they are from."""
-    known = three_domains(root)
+    known = three_domains(streams)
     return Samples(known.x, known.y, known.spec)
 
 
@@ -59,7 +59,7 @@ def parts(**sections: Any) -> Parts:
 
 def test_each_stage_trains_on_its_domain_and_is_tested_on_those_so_far() -> None:
     made = parts()
-    domain = three_domains(Path()).domain
+    domain = three_domains(RandomStreams(0)).domain
     assert domain is not None and made.dataset.domains == DOMAINS
     for stage in range(3):
         there = made.dataset_in(2 * stage)
