@@ -14,7 +14,7 @@ from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.balanced import log_prior
 from algorithms.parts.means import mean_over_cohort
-from algorithms.parts.noisy_clients import noisy_clients, normalized_losses, relative_distances
+from algorithms.parts.noisy_clients import in_higher_component, normalized_losses, relative_distances
 from algorithms.parts.prototypes import class_counts, class_means
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -148,7 +148,7 @@ class FedNoRo(FineTuned):
         losses, present = (
             np.stack([replies[client][key].cpu().numpy() for client in everyone]) for key in ("losses", "present")
         )
-        return torch.from_numpy(noisy_clients(normalized_losses(losses, present), self.mixtures))
+        return torch.from_numpy(in_higher_component(normalized_losses(losses, present), self.mixtures))
 
     async def class_losses(self, client: Client, model: Tree) -> Tree:
         """The mean cross-entropy of each class, 0 without samples, float64 (C,), and which classes there are."""

@@ -1,4 +1,4 @@
-"""Which clients have wrong labels, by their losses of each class, and how far their models are from others'."""
+"""Who has wrong labels, or which labels are wrong, by losses; and how far such clients' models are from others'."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def normalized_losses(losses: np.ndarray, present: np.ndarray) -> np.ndarray:
     return found
 
 
-def noisy_clients(features: np.ndarray, fits: int) -> np.ndarray:
-    """Whether each client is in the component of higher losses of a mixture of two Gaussians, bool of shape (K,).
+def in_higher_component(features: np.ndarray, fits: int = 1) -> np.ndarray:
+    """Whether each row is in the component of higher means of a mixture of two Gaussians, bool of shape (n,).
 
-    The mixture (full covariances) is fitted several times, from the seeds 0, 1, ..; the set of clients that most fits
-    find is taken, of several such sets that of the lowest seed. Where all clients are alike, none is noisy.
+    The mixture (full covariances) is fitted several times, from the seeds 0, 1, ..; the set of rows that most fits find
+    is taken, of several such sets that of the lowest seed. Where all rows are alike, none is.
 
     Args:
-        features: of :func:`normalized_losses`, shape (K, C), K 2 or more.
+        features: shape (n, d).
         fits: how many times.
     """
+    if len(features) < 2 or (features == features[0]).all():
+        return np.zeros(len(features), dtype=bool)
     # a second of imports that only this needs
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
     from threadpoolctl import threadpool_limits
 
-    if not features.any():
-        return np.zeros(len(features), dtype=bool)
     votes: Counter[tuple[bool, ...]] = Counter()
     # sums by several threads depend on their number; a fit that is not through has a vote like the others
     with threadpool_limits(1), warnings.catch_warnings():

@@ -38,6 +38,7 @@ PRINTED = {
     "fedbuff": "FedBuff",
     "fedcac": "FedCAC",
     "fedcm": "FedCM",
+    "fedcorr": "FedCorr",
     "fedcp": "FedCP",
     "fedcr": "FedCR",
     "fedcross": "FedCross",

@@ -17,6 +17,8 @@ ROUNDS = 30
 """Rounds of the longest run."""
 _TURNING = "partition.classes_per_client=10 stages.name=rotation stages.count=3 stages.rounds=10"
 """Images that turn twice during a run, for methods that do nothing of their own on data that stay."""
+_NOISY = "noise.kind=symmetric noise.ratio=0.7 noise.clients=0.4"
+"""Wrong labels at some clients."""
 NEEDS = {
     "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
@@ -26,6 +28,7 @@ NEEDS = {
     "fedbn": "model=resnet9 train.local_epochs=1",
     "fedbuff": "system=sampled system.mode=buffered",
     "fedcm": "train.momentum=0",
+    "fedcorr": f"{_NOISY} algorithm.clean_rounds=10",
     "feddc": "train.momentum=0",
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
     "fedewc": _TURNING,

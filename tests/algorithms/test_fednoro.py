@@ -14,7 +14,7 @@ from torch import Tensor
 
 from algorithms.fedavg import FedAvg
 from algorithms.fednoro import FedNoRo
-from algorithms.parts.noisy_clients import noisy_clients, normalized_losses, relative_distances
+from algorithms.parts.noisy_clients import in_higher_component, normalized_losses, relative_distances
 from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
@@ -192,14 +192,14 @@ def test_inv_noro_5_losses_are_on_a_scale_of_their_class() -> None:
 
 
 def test_inv_noro_6_clients_that_are_alike_are_clean() -> None:
-    assert not noisy_clients(normalized_losses(np.ones((5, 3)), np.ones((5, 3), dtype=bool)), 3).any()
+    assert not in_higher_component(normalized_losses(np.ones((5, 3)), np.ones((5, 3), dtype=bool)), 3).any()
 
 
 def test_inv_noro_10_what_most_fits_find_counts() -> None:
     differ = False
     for seed in range(8):
         rows = np.random.default_rng(seed).random((8, 2))
-        one, most = (set(np.flatnonzero(noisy_clients(rows, fits)).tolist()) for fits in (1, 9))
+        one, most = (set(np.flatnonzero(in_higher_component(rows, fits)).tolist()) for fits in (1, 9))
         assert (one, most) == (elected(rows, 1), elected(rows, 9))
         differ |= one != most
     assert differ

@@ -45,8 +45,8 @@ class Problem:
         return toy_of(case, double, dataset=data, task=Classification(network, spec=spec))
 
 
-WITHOUT_TOKENS = ("fedfed", "fedloge", "heterofl", "fedrolex", "fjord")
-"""Methods that refuse tokens, cannot cut embeddings by width, or need as many features as there are classes."""
+WITHOUT_TOKENS = ("fedcorr", "fedfed", "fedloge", "heterofl", "fedrolex", "fjord")
+"""Methods that refuse tokens or mix inputs, cannot cut embeddings by width, or need as many features as there are classes."""
 
 PROBLEMS = {
     "perceptron": Problem(TwoNN(hidden=(7, 6)), InputSpec("image", (5,), 3)),

@@ -22,6 +22,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedaws": {"spread_margin": 1.5},
     "fedcac": {"collaboration_rounds": 3},
     "fedcm": {"alpha": 0.6},
+    "fedcorr": {"iterations": 1, "clean_rounds": 1, "neighbours": 3, "confidence": 0.4},
     "fedcr": {"information_weight": 0.1, "train_samples": 2},
     "fedcross": {"alpha": 0.6},
     "feddbe": {"mean_weight": 5.0, "mean_momentum": 0.4},

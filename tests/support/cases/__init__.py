@@ -13,6 +13,7 @@ from tests.support.cases.base import COHORTS, SIZES, Case
 from tests.support.cases.exchanges import EXCHANGES
 from tests.support.cases.global_models import GLOBAL_MODELS
 from tests.support.cases.more_global_models import MORE_GLOBAL_MODELS
+from tests.support.cases.noisy_labels import NOISY_LABELS
 from tests.support.cases.own_models import OWN_MODELS
 from tests.support.cases.partial_models import PARTIAL_MODELS
 from tests.support.cases.staged_models import STAGED_MODELS
@@ -24,6 +25,7 @@ from tests.support.toys import Toy, random_clients
 ALGORITHMS = {
     **GLOBAL_MODELS,
     **MORE_GLOBAL_MODELS,
+    **NOISY_LABELS,
     **OWN_MODELS,
     **PARTIAL_MODELS,
     **SUBMODELS,
