@@ -52,7 +52,7 @@ class FedCorr(Averaging):
     In the next T_2 rounds only clients with mu_k <= kappa train. After them noisy clients give a new label to all
     samples of which w is that sure. From then on it is federated averaging with these labels. Mixup stays; beta is 0.
 
-    Server: w, the sums, who is noisy, and mu_k. Client: its labels, and losses and dimensionality of the last pass.
+    Server: w, the sums, who is noisy, and mu_k. Client: its labels, and losses of the last pass.
     Down: w, and mu_k in the first T_1 rounds. Up: w_k and n_k; the mean dimensionality, and mu_k of noisy clients.
     Evaluated: w (``global``).
 
@@ -214,7 +214,7 @@ class FedCorr(Averaging):
 
     async def describe(self, client: Client) -> Tree:
         """Returns the mean local dimensionality of the last pass."""
-        return {"dimension": client.state["dimension"]}
+        return {"dimension": client.state.pop("dimension")}
 
     async def settle(self, client: Client, model: Tree) -> Tree:
         """Corrects labels of high losses, and returns mu_k.

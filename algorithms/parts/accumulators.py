@@ -32,7 +32,7 @@ def check_unclipped(method: str, option: str, context: RoundContext) -> None:
 
     Args:
         method: what to call the method.
-        option: which of its options collects over the steps of a local update.
+        option: which of its options collects over the steps of a local update; empty: it always does.
         context: knows the training section.
 
     Raises:
@@ -40,6 +40,6 @@ def check_unclipped(method: str, option: str, context: RoundContext) -> None:
     """
     if context.train.max_grad_norm is not None:
         raise ConfigError(
-            f"{method} with {option} adds up over its local steps what train.max_grad_norm would scale down: set "
-            "train.max_grad_norm=null, or choose another value of that option"
+            f"{method}{option and f' with {option}'} adds up over its local steps what train.max_grad_norm would scale "
+            f"down: set train.max_grad_norm=null, or choose another {'value of that option' if option else 'method'}"
         )

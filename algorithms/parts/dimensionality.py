@@ -7,6 +7,8 @@ from torch import Tensor
 
 _NEAR = 1e-6
 """Added to the largest distance, which may be 0."""
+_LARGEST = 1000.0
+"""An estimate above it comes from neighbours that are all equally far, but for round-off."""
 _ROWS = 1024
 """Points whose distances from all others are in memory at a time."""
 
@@ -18,7 +20,8 @@ def local_dimensionality(points: Tensor, neighbours: int) -> Tensor:
 
         -k / sum_{i=1..k} log(r_i / (r_k + 1e-6))
 
-    and 0 where a neighbour is at the same place. Of fewer than three points all are 0.
+    and 0 where a neighbour is at the same place, or where all neighbours are equally far (within about a thousandth),
+    which says nothing of dimensions. Of fewer than three points all are 0.
 
     Args:
         points: shape (n, d).
@@ -37,4 +40,4 @@ def local_dimensionality(points: Tensor, neighbours: int) -> Tensor:
         apart = torch.cdist(everything[start : start + _ROWS], everything, compute_mode="donot_use_mm_for_euclid_dist")
         nearest = apart.topk(count + 1, largest=False).values[:, 1:]  # the nearest of all is the point itself
         found[start : start + _ROWS] = -count / (nearest / (nearest[:, -1:] + _NEAR)).log().sum(1)
-    return found
+    return torch.where(found > _LARGEST, 0.0, found)

@@ -163,6 +163,7 @@ PRINTED = {
     "pfedsim": "pFedSim",
     "pfl_da": "PFL-DA",
     "qfedavg": "q-FedAvg",
+    "rofl": "RoFL",
     "rolora": "RoLoRA",
     "scaffnew": "Scaffnew",
     "scaffold": "SCAFFOLD",

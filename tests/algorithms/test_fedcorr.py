@@ -217,12 +217,11 @@ def test_inv_corr_4_dimensionality_is_that_of_the_shape_alone() -> None:
     assert float(found.mean()) == pytest.approx(dimension_by_hand(points, 8), rel=1e-12)
 
 
-def test_inv_corr_5_doubles_and_few_points_have_no_dimension() -> None:
+def test_inv_corr_5_doubles_few_points_and_equal_distances_have_no_dimension() -> None:
     points = torch.ones(6, 3)
     assert not local_dimensionality(points, 4).any()
     points[0] = 0
-    found = local_dimensionality(points, 4)
-    assert found[0] > 0 and not found[1:].any() and bool(found.isfinite().all())
+    assert not local_dimensionality(points, 4).any()
     assert local_dimensionality(points[:2], 4).tolist() == [0, 0]
     assert len(local_dimensionality(points[:0], 4)) == 0
 

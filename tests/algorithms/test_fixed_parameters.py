@@ -62,7 +62,9 @@ def test_as_if_the_data_had_been_transformed_before(case: Case, mode: str) -> No
     Where a mini-batch is cut into parts, these lie at other addresses in memory, and sums are in another order; a
     quotient of differences magnifies that.
     """
-    same = partial(assert_close, atol=1e-3) if isinstance(case.algorithm, PerFedAvg) else assert_equal
+    same: Any = partial(assert_close, atol=1e-3) if isinstance(case.algorithm, PerFedAvg) else assert_equal
+    if case.algorithm.name == "fedcorr":
+        same = partial(assert_close, atol=1e-5)  # it mixes inputs, and a product of three numbers has two orders
     if getattr(case.algorithm, "gate_input", "") == "raw":
         pytest.skip("its gate reads the inputs as they are")
     if case.algorithm.name in CUT_BY_WIDTH:
