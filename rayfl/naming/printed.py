@@ -75,6 +75,7 @@ PRINTED = {
     "fedlc": "FedLC",
     "fedlesam": "FedLESAM",
     "fedloge": "FedLoGe",
+    "fedlsr": "FedLSR",
     "fedmd": "FedMD",
     "fedme": "FedMe",
     "fedmgda": "FedMGDA",

@@ -111,6 +111,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hypcluster": {"clusters": 2},
     "feddf": {"distill_steps": 2},
     "perada": {"distill_steps": 2},
+    "fedlsr": {"rotate": 0},
     "fedfed": {"distillation_rounds": 1, "code_dim": 2, "hidden": 4},
     "fedlaw": {"server_epochs": 2},
     "fedgen": {"generator_steps": 2, "generator_hidden": 4, "noise_dim": 3},

@@ -82,6 +82,7 @@ CASE_OF = {case.algorithm.name: case for case in ALGORITHMS.values()}
 ADAPTED = {"feddpa", "fedalt", "hetlora", "flora", "flexlora", "fedex_lora", "rolora", "lora_fair"}
 PROMPTED = {"fedpgp", "fedotp", "pfedmoap", "fedtpg"}
 LEARN_UNLABELLED = {"fixmatch", "semifl"}
+COMPARE_VIEWS = {"fedlsr"}
 COHORTS = ([0, 2, 3], [1, 2, 4], [2, 3, 4])
 
 
@@ -97,6 +98,9 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
         return clip_toy(method, dataset=dataset, train=FOURS.model_copy(update={"rounds": 3}), unseen=unseen)
     if name in LEARN_UNLABELLED:
         dataset = hidden(image_clients((14, 9, 17, 6, 11, 8), public=9, validated=True), share=0.3)
+        return semi_toy(method, dataset=dataset, train=SEMI_TRAIN.model_copy(update={"rounds": 3}), unseen=unseen)
+    if name in COMPARE_VIEWS:
+        dataset = image_clients((14, 9, 17, 6, 11, 8), validated=True)
         return semi_toy(method, dataset=dataset, train=SEMI_TRAIN.model_copy(update={"rounds": 3}), unseen=unseen)
     case, public = CASE_OF[name], 12
     data = random_clients((9, 12, 6, 10, 7, 8), public=public)

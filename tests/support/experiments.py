@@ -78,6 +78,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedinit": {"name": "fedinit", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedcorr": {"name": "fedcorr", "iterations": 2, "clean_rounds": 1, "neighbours": 5, "confidence": 0.3},
+    "fedlsr": {"name": "fedlsr", "ramp_rounds": 2, "finetune_epochs": 1},
     "rofl": {"name": "rofl", "forget_rounds": 1, "pseudo_from": 2, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},
     "semifl": {"name": "semifl", "threshold": 0.15, "server_batch_size": 16},

@@ -88,6 +88,6 @@ def views_of(method: Algorithm, weak: AugmentConfig = WEAK) -> Views:
 
 
 def semi_toy(method: Algorithm, **options: Any) -> Toy:
-    """The method on four clients, most of whose samples have no labels."""
+    """The method on four clients, most of whose samples have no labels (unless other clients are given)."""
     given = {"dataset": hidden(image_clients(), share=0.3), "task": flat_layers(), "train": TRAIN, **options}
-    return Toy(method, views=views_of(method), **given)
+    return Toy(method, views=views_of(method) if method.views(WEAK) else None, **given)

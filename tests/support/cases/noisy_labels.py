@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from algorithms.fedcorr import FedCorr
+from algorithms.fedlsr import FedLSR
 from algorithms.rofl import RoFL
 from rayfl.models.base import Network
 from tests.support.cases.base import Case
@@ -15,6 +16,8 @@ def with_centroids(network: Network) -> int:
 
 
 NOISY_LABELS = {
+    # of vectors, which have one view: its own tests have images
+    "fedlsr": Case(FedLSR(finetune_epochs=1)),
     # in round 0 all clients train, one after the other
     "fedcorr": Case(
         FedCorr(iterations=1, clean_rounds=1, neighbours=3, confidence=0.4),
