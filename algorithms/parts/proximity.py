@@ -31,7 +31,8 @@ def _norm(model: Mapping[str, Any], anchor: Mapping[str, Any]) -> Tensor:
         torch.linalg.vector_norm(leaf - other)
         for (_, leaf), (_, other) in zip(leaves(model), leaves(anchor), strict=True)
     ]
-    return torch.linalg.vector_norm(torch.stack(distances))
+    found: Tensor = torch.linalg.vector_norm(torch.stack(distances))
+    return found
 
 
 def _smooth_l1_mean(model: Mapping[str, Any], anchor: Mapping[str, Any]) -> Tensor:

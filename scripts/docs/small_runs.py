@@ -17,8 +17,8 @@ ROUNDS = 30
 """Rounds of the longest run."""
 _TURNING = "partition.classes_per_client=10 stages.name=rotation stages.count=3 stages.rounds=10"
 """Images that turn twice during a run, for methods that do nothing of their own on data that stay."""
-_NOISY = "noise.kind=symmetric noise.ratio=0.7 noise.clients=0.4"
-"""Wrong labels at some clients."""
+_NOISY = "partition.classes_per_client=10 noise.kind=symmetric noise.ratio=0.7 noise.clients=0.4"
+"""Wrong labels at some clients, for methods that are made for these."""
 NEEDS = {
     "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
@@ -57,6 +57,7 @@ NEEDS = {
     "pfedme": "train.momentum=0",
     "pfedpara": "model.factorize=pfedpara",
     "qfedavg": "algorithm.lipschitz=1",
+    "rofl": f"{_NOISY} algorithm.forget_rate=0.3",
     "scaffnew": "train.clients_per_round=all train.momentum=0",
     "scaffold": "train.momentum=0",
     "semifl": "holdout.public=100 labelled.at=server algorithm.threshold=0.8",

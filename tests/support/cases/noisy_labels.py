@@ -35,5 +35,6 @@ NOISY_LABELS = {
         down=with_centroids,
         up=with_centroids,
         uploads=lambda network: {*network.parameter_names, "centroids", "exist"},
+        averages=False,
     ),
 }
