@@ -76,7 +76,7 @@ class FedLSR(FineTuned):
         gt=0,
         unless={"consistency_weight and entropy_weight": ((0, 0),)},
     )
-    entropy_weight: float = setting(0.6, "lambda_e", "weight of the entropy", ge=0)
+    entropy_weight: float = setting(0.0, "lambda_e", "weight of the entropy; 0: none (official code: 0.6)", ge=0)
     bounded: bool = setting(True, "", "whether probabilities count as logits in the cross-entropy and the entropy")
     rotate: float = setting(30.0, "", "largest angle of the second view's random rotation, in degrees", ge=0, le=180)
     flip: bool = setting(False, "", "mirror left and right in the second view with probability 1/2")

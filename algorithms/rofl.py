@@ -51,11 +51,12 @@ class RoFL(FineTuned):
     cross-entropies, r_t = r min(1, t / T_k). A sample of label y is confident, m = 1, if c_y is the centroid that is
     the most similar to f(x) (by cosine), else m = 0. The step goes down
 
-        1/|S| sum_S [CE(z, y') + lambda_t m ||f(x) - c_y||^2 + lambda_e H(softmax(z))]
+        1/|S| sum_S [CE(z, y') + lambda_t m / d ||f(x) - c_y||^2 + lambda_e H(softmax(z))]
         lambda_t = lambda min(1, (t + 1) / T_p)
 
-    where H is the entropy, y' = y for confident samples and in the first T_p rounds, and otherwise y' is the class that
-    the received w says. Then the client's centroids follow the mean features h_j of the samples of S with label j,
+    where d is the number of features, H is the entropy, y' = y for confident samples and in the first T_p rounds, and
+    otherwise y' is the class that the received w says. Then the client's centroids follow the mean features h_j of the
+    samples of S with label j,
 
         c_j <- c_j + s_j^2 (h_j - c_j),    s_j = cos(c_j, h_j)
 
@@ -178,7 +179,7 @@ class RoFL(FineTuned):
         similar = cosine_similarity(seen[:, None], centroids[None], dim=-1)
         confident = similar.masked_fill(frozen["exist"] == 0, -torch.inf).argmax(-1) == given
         losses = cross_entropy(logits, torch.where(confident, given, said), reduction="none")
-        apart = (features - centroids[given]).square().sum(-1)
+        apart = (features - centroids[given]).square().mean(-1)
         surprise = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
         losses = losses + frozen["pull"] * confident * apart + self.entropy_weight * surprise
         value: Tensor = (chosen * losses).sum() / chosen.sum()

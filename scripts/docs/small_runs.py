@@ -35,7 +35,7 @@ NEEDS = {
     "federaser": "stages.name=clients stages.count=2 stages.rounds=15 stages.course=leave",
     "fedlaw": "holdout.public=200",
     "fedloge": "algorithm.classifier_norm=1",
-    "fedlsr": _NOISY,
+    "fedlsr": f"{_NOISY} train.lr=0.15 train.momentum=0.9",
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",
     "fedrolex": "algorithm.scaler=false",

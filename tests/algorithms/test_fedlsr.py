@@ -25,8 +25,15 @@ from tests.support.unlabelled_toys import SIZES, TRAIN, flat_layers, image_clien
 
 COHORTS = ([0, 2, 3], [1, 2], [0, 1, 2, 3])
 SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {"ramp_rounds": 2},
-    "plain": {"bounded": False, "ramp_rounds": 0, "temperature": 0.5, "flip": True, "aggregation": "uniform"},
+    "entropy": {"ramp_rounds": 2, "entropy_weight": 0.6},
+    "plain": {
+        "entropy_weight": 0.3,
+        "bounded": False,
+        "ramp_rounds": 0,
+        "temperature": 0.5,
+        "flip": True,
+        "aggregation": "uniform",
+    },
     "one-view": {"rotate": 0.0, "entropy_weight": 0.2},
 }
 
@@ -88,7 +95,7 @@ def trained(toy: Toy, model: Tree, client: int, t: int, views: Views | None) -> 
     return {name: leaf.detach() for name, leaf in leaves.items()}
 
 
-@pytest.mark.parametrize("name", ["default", "one-view", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["entropy", "one-view", pytest.param("plain", marks=pytest.mark.slow)])
 def test_inv_lsr_1_rounds_are_those_of_an_oracle_in_plain_pytorch(name: str) -> None:
     method = FedLSR(**SETTINGS[name])
     toy = toy_of(method)
@@ -101,7 +108,7 @@ def test_inv_lsr_1_rounds_are_those_of_an_oracle_in_plain_pytorch(name: str) -> 
         assert_close(toy.step(cohort)["model"], model, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["default", pytest.param("one-view", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["entropy", pytest.param("one-view", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_inv_lsr_2_looped_and_vectorized_agree_and_one_host_is_three(name: str, normalized: bool) -> None:
     method, task = FedLSR(**SETTINGS[name]), flat_layers(normalized=normalized)

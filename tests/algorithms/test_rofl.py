@@ -84,7 +84,7 @@ class Oracle:
                 target = y if confident or t < method.pseudo_from else said[i]
                 total = total - logs[target] - method.entropy_weight * (logs.exp() * logs).sum()
                 if confident:
-                    total = total + pull * ((features - centroids[y]) ** 2).sum()
+                    total = total + pull * ((features - centroids[y]) ** 2).mean()
             optimizer.zero_grad()
             (total / len(rows)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

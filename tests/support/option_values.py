@@ -47,7 +47,7 @@ BASES: dict[str, dict[str, Any]] = {
     "fedkd": {"energy_start": 0.6, "energy_end": 0.9},
     "fedlaw": {"server_epochs": 2, "server_lr": 0.1},
     "fedloge": {"classifier_steps": 10, "classifier_norm": 0.7},
-    "fedlsr": {"ramp_rounds": 2},
+    "fedlsr": {"ramp_rounds": 2, "entropy_weight": 0.3},
     "fedmd": {"digest_batch_size": 4, "alignment_samples": 6},
     "fedme": {"cluster_rounds": (1,), "tuning_data": "train"},
     "fedmtl": {"relationship": "learned"},
