@@ -116,7 +116,7 @@ class FedAP(Averaging):
         widths: list[int] = []
 
         def means(x: Tensor, task: Task) -> Tensor:
-            read = [one.double()[..., None].flatten(2) for one in task.network.batch_norm_inputs(model, x)]
+            read = [one.double()[..., None].flatten(2) for _, one in task.network.batch_norm_inputs(model, x)]
             widths[:] = [one.shape[1] for one in read]
             return torch.cat([*(one.mean(2) for one in read), *(one.square().mean(2) for one in read)], 1)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.autoencoders import decoded, draw_autoencoder, encoded, told
+from algorithms.parts.places import from_digits, in_digits, passes
 from algorithms.parts.proximity import proximity
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -29,10 +30,6 @@ from rayfl.tasks.texts import next_power
 
 _FIRST_STAGE = "distillation_rounds"
 _OF_MINI_BATCHES = ("batch_size", "drop_last", "shuffle", "min_local_steps", "max_local_steps", "max_grad_norm")
-
-_BYTES = 4
-"""Of a place in a table: draws have the type of the model's tensors, and all of these types have the numbers below 256.
-"""
 
 
 class FedFed(FineTuned):
@@ -236,9 +233,7 @@ class FedFed(FineTuned):
             size, count = client.context.train.batch_size or client.num_samples, len(y)
 
             def draw(generator: np.random.Generator, steps: int) -> Tree:
-                passes = [generator.permutation(count) for _ in range(-(-steps * size // count))]
-                order = np.concatenate([np.empty(0, np.int64), *passes])[: steps * size].reshape(steps, size)
-                return {"places": order[..., None] >> 8 * np.arange(_BYTES) & 255}
+                return {"places": in_digits(passes(generator, count, steps, size))}
 
         trained = await client.train(model, self.objective, frozen=frozen, draw=draw)
         client.publish(local=Predictor.of(trained))
@@ -251,8 +246,7 @@ class FedFed(FineTuned):
         return (function(self._guided) if self.shared_weight else super().objective) + near
 
     def _guided(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        digits = draw["places"][: len(batch.y)].long()
-        places = (digits << 8 * torch.arange(_BYTES, device=digits.device)).sum(-1)
+        places = from_digits(draw["places"][: len(batch.y)])
         own, others = self.losses(model, batch, frozen["x"][places], frozen["y"][places], task)
         return own + self.shared_weight * others
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.prototypes import class_counts
-from algorithms.parts.transfer import distillation
+from algorithms.parts.transfer import distillation, limited
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -136,15 +136,10 @@ class FLwF(FineTuned):
         weights = dict.fromkeys(teachers, 1 - self.classification_weight)
         if len(teachers) > 1:
             weights = {"past": self.client_weight, "received": weights["received"] - self.client_weight}
-        found = self.classification_weight * task.loss_of(_limited(logits, frozen.get("open")), batch)
+        found = self.classification_weight * task.loss_of(limited(logits, frozen.get("open")), batch)
         for name in teachers:
             teacher = task.logits(frozen[name], batch, training=False)
-            student, teacher = (_limited(one, frozen.get("earlier")) for one in (logits, teacher))
+            student, teacher = (limited(one, frozen.get("earlier")) for one in (logits, teacher))
             apart = distillation(student, teacher, batch, self.temperature) / self.temperature**2
             found = found + weights[name] * apart
         return found
-
-
-def _limited(logits: Tensor, classes: Tensor | None) -> Tensor:
-    """Logits without those of other classes, which get no probability and no gradient."""
-    return logits if classes is None else torch.where(classes, logits, torch.finfo(logits.dtype).min / 2)

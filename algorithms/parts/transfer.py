@@ -50,6 +50,16 @@ def distillation(
     return temperature**2 * batch.mean(divergence)
 
 
+def limited(logits: Tensor, classes: Tensor | None) -> Tensor:
+    """Logits of shape (b, C) without those of other classes, which get no probability and no gradient.
+
+    Args:
+        logits: of all classes.
+        classes: which ones stay, bool of shape (C,); None: all.
+    """
+    return logits if classes is None else torch.where(classes, logits, torch.finfo(logits.dtype).min / 2)
+
+
 def half_squared_distance(student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
     """The mean over samples of half the squared distance of their features, of shape (b, f); a scalar."""
     return batch.mean(((student - teacher) ** 2).sum(-1) / 2)

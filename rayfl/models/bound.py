@@ -101,17 +101,17 @@ class BoundModel:
         now = {name: tensors[key] for tensors, key, name in self._slots if tensors[key] is not tree[name]}
         return [name for name, tensor in now.items() if tensor is None or not torch.equal(tensor, tree[name])]
 
-    def batch_norm_inputs(self, tree: Mapping[str, Tensor], x: Tensor) -> list[Tensor]:
-        """What batch normalizations read in evaluation mode, shape (b, channels, ...) each, in the order of the calls.
+    def batch_norm_inputs(self, tree: Mapping[str, Tensor], x: Tensor) -> list[tuple[str, Tensor]]:
+        """What batch normalizations read in evaluation mode, in the order of the calls: name, (b, channels, ...).
 
         Args:
             tree: tensors by name.
             x: a batch of inputs on the device of the tree.
         """
-        model, read = self._bind(tree, training=False), list[Tensor]()
+        model, read = self._bind(tree, training=False), list[tuple[str, Tensor]]()
         hooks = [
-            module.register_forward_pre_hook(lambda _, args: read.append(args[0]))
-            for module in model.modules()
+            module.register_forward_pre_hook(lambda _, args, name=name: read.append((name, args[0])))
+            for name, module in model.named_modules()
             if isinstance(module, _BatchNorm)
         ]
         try:
@@ -120,7 +120,7 @@ class BoundModel:
         finally:
             for hook in hooks:
                 hook.remove()
-        return [self._widened(one) for one in read]
+        return [(name, self._widened(one)) for name, one in read]
 
     def release(self) -> None:
         """Lets go of the last tree."""

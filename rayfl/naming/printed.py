@@ -171,6 +171,7 @@ PRINTED = {
     "semifl": "SemiFL",
     "subfedavg": "Sub-FedAvg",
     "superfed": "SuPerFed",
+    "target": "TARGET",
     "term": "TERM",
     "turbosvm": "TurboSVM",
 }

@@ -61,6 +61,10 @@ NEEDS = {
     "scaffnew": "train.clients_per_round=all train.momentum=0",
     "scaffold": "train.momentum=0",
     "semifl": "holdout.public=100 labelled.at=server algorithm.threshold=0.8",
+    "target": (
+        "partition.classes_per_client=10 stages.name=classes stages.count=3 stages.rounds=10 "
+        "algorithm.generator_width=8 algorithm.noise_dim=32 algorithm.made_per_draw=64 algorithm.student_steps=50"
+    ),
 }
 """What a method needs of the preset to run there, or to show what it is for."""
 ELSEWHERE = dict.fromkeys(

@@ -82,6 +82,17 @@ BASES: dict[str, dict[str, Any]] = {
     "scaffold": {"momentum_on_corrected": True},
     "subfedavg": {"prune_share": 0.2, "target": 0.9, "distance_threshold": 0.0},
     "superfed": {"start": 0.4},
+    "target": {
+        "draws": 4,
+        "made_per_draw": 4,
+        "generator_steps": 3,
+        "first_draws": 1,
+        "student_steps": 3,
+        "student_lr": 0.02,
+        "noise_dim": 3,
+        "generator_width": 4,
+        "distillation_weight": 1.0,
+    },
     "term": {"estimate_share": 0.5},
 }
 """Settings with which three rounds on few samples reach what a method does."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from algorithms.federaser import FedEraser
 from algorithms.fedewc import FedEWC
 from algorithms.flwf import FLwF
+from algorithms.target import TARGET
 from rayfl.data.partitions.drifting import LabelStages
 from tests.support.cases.base import Case
+from tests.support.cases.expected import classes
 
 _STAGES = LabelStages(count=9, rounds=1)
 """More than there are rounds: nothing is kept in the last one that a next one would need."""
@@ -23,5 +25,22 @@ STAGED_MODELS = {
         FLwF(teachers="server", outputs="separate"),
         private=frozenset({"earlier", "present", "stage"}),
         stages=_STAGES,
+    ),
+    "target": Case(
+        TARGET(
+            draws=3,
+            made_per_draw=4,
+            generator_steps=2,
+            first_draws=0,
+            student_steps=2,
+            noise_dim=3,
+            generator_width=2,
+            distillation_weight=1,
+            finetune_epochs=1,
+        ),
+        up=lambda network: network.num_parameters + classes(network),
+        uploads=lambda network: {*network.parameter_names, "classes"},
+        stages=_STAGES,
+        steady=False,
     ),
 }
