@@ -116,6 +116,7 @@ PRINTED = {
     "fedyogi": "FedYogi",
     "feduv": "FedUV",
     "fedvarp": "FedVARP",
+    "fedweit": "FedWeIT",
     "federaser": "FedEraser",
     "fesem": "FeSEM",
     "fixmatch": "FixMatch",

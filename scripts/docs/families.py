@@ -16,7 +16,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "pfl_da", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
         *("feddbe", "pfedfda", "flute", "fedgc", "pfedpara", "fedrap", "fedselect", "fedthe", "fedrecon"),
-        *("subfedavg", "lotteryfl", "fedloge", "fedcr"),
+        *("subfedavg", "lotteryfl", "fedloge", "fedcr", "fedweit"),
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),

@@ -43,6 +43,7 @@ NEEDS = {
     "gcfl": "train.clients_per_round=all",
     "flexlora": "algorithm.ranks=[1,2,4]",
     "flora": "algorithm.ranks=[1,2,4]",
+    "fedweit": _TURNING,
     "fixmatch": "labelled.share=0.2 algorithm.threshold=0.8 algorithm.unlabelled_ratio=1",
     "fltrust": "holdout.public=100",
     "flwf": _TURNING,

@@ -71,6 +71,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedcurv": {"name": "fedcurv", "finetune_epochs": 1},
     "flwf": {"name": "flwf", "finetune_epochs": 1},
     "fedewc": {"name": "fedewc", "finetune_epochs": 1},
+    "fedweit": {"name": "fedweit"},
     "target": {"name": "target", "draws": 3, "made_per_draw": 8, "generator_width": 4, "finetune_epochs": 1},
     "fedrcl": {"name": "fedrcl", "finetune_epochs": 1},
     "fednar": {"name": "fednar", "finetune_epochs": 1},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from algorithms.federaser import FedEraser
 from algorithms.fedewc import FedEWC
+from algorithms.fedweit import FedWeIT
 from algorithms.flwf import FLwF
 from algorithms.target import TARGET
 from rayfl.data.partitions.drifting import LabelStages
@@ -16,6 +17,16 @@ _STAGES = LabelStages(count=9, rounds=1)
 STAGED_MODELS = {
     "federaser": Case(FedEraser(finetune_epochs=1), averages=False, relabels=False),
     "fedewc": Case(FedEWC(finetune_epochs=1), private=frozenset({"stage", "last", "held"}), stages=_STAGES),
+    "fedweit": Case(
+        FedWeIT(sparsity_weight=0.01),
+        uploads=lambda network: {name for name in network.body_names if name.endswith("weight")},
+        private=frozenset({"shared", "own", "past", "others", "stage", "seen"}),
+        averages=False,
+        relabels=False,
+        stages=_STAGES,
+        steady=False,
+        one_layer=False,
+    ),
     "flwf": Case(
         FLwF(finetune_epochs=1),
         private=frozenset({"past", "last", "earlier", "present", "stage"}),
