@@ -88,23 +88,21 @@ class TARGET(FineTuned):
     )
     draws: int = setting(40, "R", "how often noise is drawn as a stage ends", ge=1, unless=_OFF)
     made_per_draw: int = setting(256, "B", "samples that are made of a draw", ge=2, unless=_OFF)
-    generator_steps: int = setting(10, "", "steps of G and z for each draw", ge=0, unless=_OFF)
-    generator_lr: float = setting(2e-3, "", "learning rate of G", ge=0, unless={**_OFF, "generator_steps": (0,)})
-    noise_lr: float = setting(1e-2, "", "learning rate of z", ge=0, unless={**_OFF, "generator_steps": (0,)})
+    generator_steps: int = setting(10, "", "steps of G and z for each draw", ge=1, unless=_OFF)
+    generator_lr: float = setting(2e-3, "", "learning rate of G", ge=0, unless=_OFF)
+    noise_lr: float = setting(1e-2, "", "learning rate of z", ge=0, unless=_OFF)
     noise_dim: int = setting(256, "m", "numbers of noise for a sample", ge=1, unless=_OFF)
     generator_width: int = setting(64, "f", "maps of G's last layer but one; twice as many before", ge=1, unless=_OFF)
-    label_weight: float = setting(
-        0.5, "a", "weight of the cross-entropy of made samples", ge=0, unless={**_OFF, "generator_steps": (0,)}
-    )
+    label_weight: float = setting(0.5, "a", "weight of the cross-entropy of made samples", ge=0, unless=_OFF)
     statistics_weight: float = setting(
-        10.0, "b", "weight of BN; without batch normalization it is 0", ge=0, unless={**_OFF, "generator_steps": (0,)}
+        10.0, "b", "weight of BN; without batch normalization it is 0", ge=0, unless=_OFF
     )
     boundary_weight: float = setting(
         1.0,
         "c",
         "weight of what the student does not know yet; 0: there is no student",
         ge=0,
-        unless={**_OFF, "generator_steps": (0,)},
+        unless=_OFF,
     )
     first_draws: int = setting(20, "R_0", "draws before the student learns", ge=0, unless=_NO_STUDENT)
     student_steps: int = setting(400, "", "steps of the student after each later draw", ge=0, unless=_NO_STUDENT)

@@ -41,7 +41,8 @@ def theta(shared: Tensor, stage: dict[str, Any], pruned: float | None = None) ->
 
 
 def restored(shared: Tensor, stage: dict[str, Any]) -> Tensor:
-    return torch.sigmoid(stage["mask"])[:, None] * shared + stage["adaptive"]
+    found: Tensor = torch.sigmoid(stage["mask"])[:, None] * shared + stage["adaptive"]
+    return found
 
 
 def trained_by(method: FedWeIT, toy: Toy, round: int, k: int, one: dict[str, Any]) -> None:
@@ -63,7 +64,7 @@ def trained_by(method: FedWeIT, toy: Toy, round: int, k: int, one: dict[str, Any
         for old in past:
             apart = restored(one["shared"], old) - old["anchor"]
             value = value + method.retention_weight * (apart**2).sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         sgd.step()
     for leaf in leaves:
         leaf.requires_grad_(False)
@@ -81,7 +82,7 @@ def test_inv_fedweit_1_rounds_are_those_of_an_oracle_in_plain_pytorch(name: str)
         total, count, begun = torch.zeros_like(shared), torch.zeros(7), round // 2
         for k in cohort:
             one = clients.setdefault(k, {"stages": [], "seen": {}})
-            before = one.get("shared")
+            before: Any = one.get("shared")
             one["shared"] = shared.clone() if before is None else torch.where(ever[:, None], shared, before).clone()
             if one.get("stage") != begun:
                 for old in one["stages"]:
@@ -182,8 +183,8 @@ def test_vectorized_agrees_with_looped(make: Any, caplog: pytest.LogCaptureFixtu
     looped, stacked = (staged_toy(FedWeIT(), task=make(), mode=mode) for mode in ("looped", "vectorized"))
     for cohort in COHORTS:
         assert_close(dict(leaves(looped.step(cohort))), dict(leaves(stacked.step(cohort))), 1e-8)
-        states = (dict(leaves({str(k): s for k, s in toy.states().items()})) for toy in (looped, stacked))
-        assert_close(*states, 1e-8)
+        left, right = (dict(leaves({str(k): s for k, s in toy.states().items()})) for toy in (looped, stacked))
+        assert_close(left, right, 1e-8)
     assert "failed together" not in caplog.text
 
 

@@ -50,7 +50,7 @@ STAGED_MODELS = {
             finetune_epochs=1,
         ),
         up=lambda network: network.num_parameters + classes(network),
-        uploads=lambda network: {*network.parameter_names, "classes"},
+        uploads=lambda network: {*network.parameter_names, "classes", "low", "high"},
         stages=_STAGES,
         steady=False,
     ),
