@@ -110,8 +110,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     held = [(x[::2] + 0.3, y[::2]) for x, y in clients]
     dataset = ListDataset(clients, public=data.load_public() if case.public else None, validation=held)
     networks = {"fedap": normalized_layers, "fedbn": normalized_layers, "fedme": two_architectures}
-    networks |= {"target": normalized_layers}
-    task = {**networks, "pfedpara": factorized_layers}.get(name, two_layers)()
+    task = {**networks, "target": normalized_layers, "pfedpara": factorized_layers}.get(name, two_layers)()
     if settings.get("mode") == "lm":
         task = recurrent_layers()
     update = {**FOURS.model_dump(), "rounds": 3, "momentum": 0.5, **case.train, **training}
