@@ -163,6 +163,7 @@ PRINTED = {
     "pfedmoap": "pFedMoAP",
     "pfedpara": "pFedPara",
     "pfedsim": "pFedSim",
+    "pfedvem": "pFedVEM",
     "pfl_da": "PFL-DA",
     "qfedavg": "q-FedAvg",
     "rofl": "RoFL",

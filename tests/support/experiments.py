@@ -140,6 +140,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedgc": {"name": "fedgc"},
     "pfedfda": {"name": "pfedfda"},
     "flute": {"name": "flute", "head_epochs": 1},
+    "pfedvem": {"name": "pfedvem", "head_epochs": 2, "weight_samples": 2, "evaluation_samples": 2},
     "fedap": {"name": "fedap", "warmup": 0.25},
     "pfedsim": {"name": "pfedsim", "warmup": 0.25},
     "hypcluster": {"name": "hypcluster", "clusters": 3},

@@ -31,6 +31,7 @@ from algorithms.lotteryfl import LotteryFL
 from algorithms.pfedfda import PFedFDA
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedpara import PFedPara
+from algorithms.pfedvem import PFedVEM
 from algorithms.pfl_da import PFLDA
 from algorithms.subfedavg import SubFedAvg
 from tests.support.cases.base import Case
@@ -137,6 +138,14 @@ PARTIAL_MODELS = {
         uploads=names_and_statistics,
         private=frozenset({"personal"}),
         averages=False,
+    ),
+    "pfedvem": Case(
+        PFedVEM(head_epochs=2, weight_samples=2),
+        up=lambda network: network.num_parameters + 1,
+        uploads=lambda network: {*network.parameter_names, "confidence"},
+        private=frozenset({"posterior"}),
+        averages=False,
+        one_layer=False,
     ),
     "flute": Case(
         FLUTE(head_epochs=1),
