@@ -159,7 +159,8 @@ class PFedVEM(PartialModel):
         inputs, _ = task.head_inputs_and_logits(frozen["model"], batch, training=False)
         mu, sigma = flat(posterior["mu"], names), F.softplus(flat(posterior["rho"], names))
         apart = divergence(mu, sigma, flat(frozen["model"], names), frozen["deviation"])
-        return self.expected_loss(posterior, inputs, batch, task, draw) + frozen["share"] * apart
+        share: Tensor = frozen["share"]
+        return self.expected_loss(posterior, inputs, batch, task, draw) + share * apart
 
     def body_objective(self, body: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         """The mean loss under drawn heads, or the loss under that of means."""

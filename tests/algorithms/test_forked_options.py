@@ -41,6 +41,7 @@ LATER = {
     ("fedphp", "skip_first_transfer"): "for clients that take part for the first time",
     ("fedrap", "own_start"): "for clients that take part for the first time",
     ("fedlesam", "first_previous"): "for clients that take part for the first time",
+    ("pfedvem", "initial_sigma"): "for clients that take part for the first time",
     ("fltrust", "server_lr"): "nobody is trusted in the small run's last round",
     **{(key, "unseen"): "for clients never sampled, of which there are none" for key in ("fedrod", "perada")},
     ("floco_plus", "unseen"): "for clients never sampled, of which there are none",

@@ -110,12 +110,9 @@ def test_inv_vem_1_rounds_are_those_of_an_oracle_in_plain_pytorch(options: dict[
         found = {i: local_update(toy, q.get(i, fresh), body, center, i, round) for i in cohort}
         q |= {i: one[0] for i, one in found.items()}
         weights = [1 if "aggregation" in options else SIZES[i] for i in cohort]
-        body = [
-            sum(n * found[i][1][k] for n, i in zip(weights, cohort, strict=True)) / sum(weights)  # type: ignore[misc]
-            for k in (0, 1)
-        ]
+        body = [sum(n * found[i][1][k] for n, i in zip(weights, cohort, strict=True)) / sum(weights) for k in (0, 1)]
         confidence = [1 / found[i][2] for i in cohort]
-        center = sum(c * q[i][0] for c, i in zip(confidence, cohort, strict=True)) / sum(confidence)  # type: ignore[assignment]
+        center = sum(c * q[i][0] for c, i in zip(confidence, cohort, strict=True)) / sum(confidence)
         toy.step(cohort)
         assert_close(toy.server["shared"], dict(zip(BODY, body, strict=True)), 1e-12)
         assert_close(vector(toy.server["head"]), center, 1e-12)
