@@ -156,6 +156,7 @@ PRINTED = {
     "perada": "PerAda",
     "pfedbayes": "pFedBayes",
     "pfedfda": "pFedFDA",
+    "pfedgp": "pFedGP",
     "pfedgraph": "pFedGraph",
     "pfedhn": "pFedHN",
     "pfedla": "pFedLA",

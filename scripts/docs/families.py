@@ -25,7 +25,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the model of its cluster, or a mixture of several": (
         *("hypcluster", "cfl", "gcfl", "pacfl", "fesem", "feddrift", "hierfavg", "fedem"),
     ),
-    "the shared model, adapted to it": ("per_fedavg", "fedala", "fedah", "knn_per", "fedetf", "fednh"),
+    "the shared model, adapted to it": ("per_fedavg", "fedala", "fedah", "knn_per", "pfedgp", "fedetf", "fednh"),
     "a model of its own, taught by outputs, features or heads": (
         *("fedmd", "feddistill", "fedproto", "fedtgp", "fedpcl", "fedgh", "fedme", "metafed", "adcol"),
     ),

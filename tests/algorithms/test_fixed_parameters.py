@@ -233,6 +233,7 @@ BODY_NEEDED = {
     "fedcp",
     "fedas",
     "pfedfda",
+    "pfedgp",
     "flute",
     "fedcr",
 }

@@ -139,6 +139,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedpac": {"name": "fedpac"},
     "fedgc": {"name": "fedgc"},
     "pfedfda": {"name": "pfedfda"},
+    "pfedgp": {"name": "pfedgp", "chains": 2, "gibbs_steps": 1, "evaluation_chains": 2},
     "flute": {"name": "flute", "head_epochs": 1},
     "pfedvem": {"name": "pfedvem", "head_epochs": 2, "weight_samples": 2, "evaluation_samples": 2},
     "fedap": {"name": "fedap", "warmup": 0.25},

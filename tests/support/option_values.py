@@ -76,6 +76,7 @@ BASES: dict[str, dict[str, Any]] = {
     "pefll": {"hidden": 6, "inner_steps": 3, "server_lr": 0.01},
     "pfedhn": {"hidden": 6, "inner_steps": 3},
     "pfedbayes": {"kl_weight": 0.01},
+    "pfedgp": {"chains": 2, "gibbs_steps": 1, "evaluation_chains": 2},
     "pfedvem": {"head_epochs": 2, "weight_samples": 2},
     "pfedme": {"inner_steps": 3, "proximal_weight": 2.0, "personal_lr": 0.05},
     "pfedsim": {"warmup": 0.4},

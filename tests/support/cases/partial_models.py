@@ -29,6 +29,7 @@ from algorithms.gpfl import GPFL
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.lotteryfl import LotteryFL
 from algorithms.pfedfda import PFedFDA
+from algorithms.pfedgp import PFedGP
 from algorithms.pfedhn import PFedHN
 from algorithms.pfedpara import PFedPara
 from algorithms.pfedvem import PFedVEM
@@ -118,6 +119,14 @@ PARTIAL_MODELS = {
         down=gaussian,
         up=gaussian,
         uploads=lambda network: {*body_names(network), "means", "covariance"},
+        averages=False,
+        one_layer=False,
+    ),
+    "pfedgp": Case(
+        PFedGP(chains=2, gibbs_steps=1, evaluation_chains=2),
+        down=body,
+        up=body,
+        uploads=body_names,
         averages=False,
         one_layer=False,
     ),
