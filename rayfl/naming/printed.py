@@ -139,6 +139,7 @@ PRINTED = {
     "hetlora": "HetLoRA",
     "hierfavg": "HierFAVG",
     "hypcluster": "HypCluster",
+    "kafe": "KAFE",
     "knn_per": "kNN-Per",
     "l2gd": "L2GD",
     "lg_fedavg": "LG-FedAvg",

@@ -202,6 +202,7 @@ HEAD_NEEDED = {
     "fedsr",
     "fedhkd",
     "turbosvm",
+    "kafe",
     "fedcr",
     "fediir",
 }

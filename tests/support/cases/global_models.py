@@ -32,6 +32,7 @@ from algorithms.fedsam import FedSAM
 from algorithms.fedsol import FedSOL
 from algorithms.feduv import FedUV
 from algorithms.flash import Flash
+from algorithms.kafe import Kafe
 from algorithms.mime import Mime, MimeLite
 from algorithms.qfedavg import QFedAvg
 from algorithms.scaffnew import Scaffnew
@@ -114,6 +115,7 @@ GLOBAL_MODELS = {
     ),
     "fedawa": Case(FedAWA(server_steps=2, server_lr=0.2, finetune_epochs=1), averages=False, relabels=False),
     "fedlaw": Case(FedLAW(server_epochs=2, finetune_epochs=1), averages=False, public=True),
+    "kafe": Case(Kafe(bandwidth=0.1, finetune_epochs=1), averages=False, relabels=False),
     "turbosvm": Case(TurboSVM(finetune_epochs=1), averages=False, relabels=False),
     "fedsam": Case(FedSAM(radius=0.2, adaptive=True, finetune_epochs=1)),
     "fedlesam": Case(FedLESAM(radius=0.2, finetune_epochs=1), private=frozenset({"previous"})),
