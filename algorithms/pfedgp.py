@@ -52,8 +52,9 @@ class PFedGP(Averaging):
     where the draws of omega stand still. A client that has one class trains nothing, and predicts it.
 
     Server: G. Client: nothing; its tree and processes are made of its training samples when it predicts. Down: G. Up:
-    G_k. Evaluated: G with the client's processes (``personalized``). Classes of which a client has no sample get
-    probability 1e-12. Clients never sampled need no training. There is no global model.
+    G_k. Evaluated: G with the client's processes (``personalized``), after training also G_k with those at it
+    (``local``). Classes of which a client has no sample get probability 1e-12. Clients never sampled need no training.
+    There is no global model.
 
     References:
         Achituve, Shamsian, Navon, Chechik, Fetaya: Personalized Federated Learning with Gaussian Processes,
@@ -102,15 +103,15 @@ class PFedGP(Averaging):
         network = client.task.network
         features = await self.features(client, shared)
         sides = self.sides(client, features)
-        if not len(sides):
-            return self.weighted(client, shared)
-        rows = client.context.train.batch_size or client.num_samples
-        trained = await client.train(
-            part(shared, body(network)),
-            self.objective,
-            frozen={"model": idle_head(network, next(iter(shared.values()))), "sides": sides},
-            draw=partial(self.draws, (len(sides), rows)),
-        )
+        trained, rows = shared, client.context.train.batch_size or client.num_samples
+        if len(sides):
+            trained = await client.train(
+                part(shared, body(network)),
+                self.objective,
+                frozen={"model": idle_head(network, next(iter(shared.values()))), "sides": sides},
+                draw=partial(self.draws, (len(sides), rows)),
+            )
+        client.publish(local=await self.predictor(client, trained))
         return self.weighted(client, trained)
 
     async def features(self, client: Client, shared: Model) -> Tensor:
@@ -167,7 +168,11 @@ class PFedGP(Averaging):
         return normals(keys, nodes * chains * NORMALS).view(len(keys), nodes, chains, NORMALS).movedim(0, 2)
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        shared, network = server["shared"], client.task.network
+        return {"personalized": await self.predictor(client, server["shared"])}
+
+    async def predictor(self, client: Client, shared: Tree) -> Predictor:
+        """A body with the client's processes at it."""
+        network = client.task.network
         features = await self.features(client, shared)
         sides, labels = self.sides(client, features), client.examples().y
         keys = drawn_keys(
@@ -175,7 +180,7 @@ class PFedGP(Averaging):
         )
         processes = partial(self.processes, features, labels, sides, torch.from_numpy(keys).to(features))
         model = with_idle_head(network, shared, next(iter(shared.values())))
-        return {"personalized": Predictor.of(model, processes, combine=self.predictions)}
+        return Predictor.of(model, processes, combine=self.predictions)
 
     def processes(self, features: Tensor, labels: Tensor, sides: Tensor, keys: Tensor) -> Tree:
         """What a client predicts from: ``sides``, ``present``, and ``nodes``, with features, kappa and omega of each.
