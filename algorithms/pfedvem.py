@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -22,7 +22,7 @@ from rayfl.engine.client import Client
 from rayfl.engine.gradients.counted_normals import drawn_keys, normals
 from rayfl.engine.round_context import RoundContext
 from rayfl.params import Tree, map_leaves
-from rayfl.tasks.base import Batch, Model, Predictor, Task
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 
 class PFedVEM(PartialModel):
@@ -58,6 +58,7 @@ class PFedVEM(PartialModel):
     name: Literal["pfedvem"] = "pfedvem"
     citation: ClassVar[str] = "Zhu et al., CVPR 2023"
     no_privacy: ClassVar[str] = "its clients send heads that are weighted by how sure they are, beside their bodies"
+    needs: ClassVar[Mapping[Trait, str]] = {"features": "drawn heads read the features of a sample"}
     client_keeps: ClassVar[str] = "q_k"
     server_keeps: ClassVar[str] = "G, w"
     newcomer: ClassVar[str] = "G, and a Gaussian head fitted to that around w"
