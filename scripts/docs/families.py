@@ -16,7 +16,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "a part of the network of its own": (
         *("fedper", "fedrep", "fedbabu", "lg_fedavg", "pfl_da", "fedbn", "fedpac", "fedrod", "fedcp", "gpfl", "fedas"),
         *("feddbe", "pfedfda", "flute", "fedgc", "pfedpara", "fedrap", "fedselect", "fedthe", "fedrecon"),
-        *("subfedavg", "lotteryfl", "fedloge", "fedcr", "fedweit"),
+        *("subfedavg", "lotteryfl", "fedloge", "fedcr", "pfedvem"),
+        *("fedweit",),
     ),
     "a mixture of the clients' models": (
         *("fedfomo", "fedamp", "apple", "pfedgraph", "pfedsim", "fedcac", "pfedhn", "pefll", "pfedla", "feddwa"),
@@ -40,7 +41,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "the one model, from other steps or weights of the server": (
         *("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "elastic", "fedcross", "feddisco", "fedawa"),
-        *("fedlaw", "turbosvm", "fedbuff", "fedasync"),
+        *("fedlaw", "turbosvm", "kafe", "fedbuff", "fedasync"),
     ),
     "the one model, where the loss is flat": ("fedsam", "fedlesam", "fedsol"),
     "the one model, from features that agree or spread": (
@@ -49,9 +50,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the one model, taught by outputs or by samples made for it": ("fedntd", "fedgkd", "fedgen", "feddf", "fedfed"),
     "the one model, for classes that are rare or that clients lack": ("fedlc", "fedrs", "fedaws", "ccvr", "creff"),
     "the one model, fair to clients or domains": ("qfedavg", "drfa", "term", "fedmgda", "fedheal"),
-    "the one model, in spite of wrong labels or malicious clients": ("fednoro", "fltrust"),
+    "the one model, in spite of wrong labels or malicious clients": ("fednoro", "fedcorr", "rofl", "fedlsr", "fltrust"),
     "the one model, from few labels or none": ("fixmatch", "semifl", "fedu", "fedema"),
-    "the one model, of data that change": ("flwf", "fedcurv", "fedewc", "adaptive_fedavg", "flash", "federaser"),
+    "the one model, of data that change": (
+        *("flwf", "target", "fedcurv", "fedewc", "adaptive_fedavg", "flash", "federaser"),
+    ),
     "the one model, pretrained, with shared adapters": ("flora", "fedex_lora", "rolora", "lora_fair"),
     "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
     "a model without federation": ("local", "centralized"),
