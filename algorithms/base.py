@@ -168,6 +168,14 @@ class Algorithm(SamplesOfClients, UnlabelledSamples, KeptModels, BaseModel):
         """One round on the server: returns the entries of ``server`` that change."""
         raise TypeError(f"{type(self).__name__} does not define a round")
 
+    @property
+    def takes_mean(self) -> bool:
+        """Returns whether the server's ``model`` after a round is the weighted mean of what clients send, and no more.
+
+        The section ``contribution`` values clients by means of some of these models.
+        """
+        return False
+
     def sent(self, server: Tree) -> Tree:
         """Returns what of the server's tree clients are sent in a round.
 
@@ -276,6 +284,10 @@ class Averaging(Algorithm):
         trained = await client.train(model, self.objective)
         client.publish(local=Predictor.of(trained))
         return self.weighted(client, trained)
+
+    @property
+    def takes_mean(self) -> bool:
+        return type(self).round is Averaging.round
 
     def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
         before = received.get("model", {})

@@ -46,6 +46,8 @@ class Clients(ABC):
         remembered: what the rule of the section ``aggregator`` needs of this round and of earlier ones, by call.
         changes: how each client has changed the parameters in this round, (P,), where the section ``selection`` needs
             to know.
+        messages: what the server has received from each client in this round, where the section ``contribution`` needs
+            to know.
     """
 
     def __init__(self, task: Task, context: RoundContext, samples: np.ndarray) -> None:
@@ -56,6 +58,7 @@ class Clients(ABC):
         self.next_norm: float | None = None
         self.remembered: Tree = {}
         self.changes: dict[int, Tensor] = {}
+        self.messages: dict[int, Weighted] = {}
 
     def _count(self, samples: np.ndarray) -> None:
         self._samples = np.append(samples, samples[: self._context.num_clients].sum())
@@ -132,6 +135,8 @@ class Clients(ABC):
             if context.keeps_changes:
                 trees = {client: message.tree for client, message in messages.items()}
                 self.changes = changes_of(trees, received, self._task.network.buffer_names)
+            if context.keeps_messages:
+                self.messages = messages
             return combined(context, messages, received, call.procedure, self._releases, self.remembered)
         total = ExactSum()
         if also is not None:

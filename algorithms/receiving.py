@@ -24,7 +24,7 @@ from rayfl.messages.aggregators import Mean
 from rayfl.messages.compressors import SecureAggregation
 from rayfl.params import Tree, from_leaves, leaves
 
-_SINGLE = "aggregator, attack.message, and selections that go by updates"
+_SINGLE = "aggregator, attack.message, contribution, and selections that go by updates"
 """What needs the messages of a mean one by one."""
 
 
@@ -51,6 +51,9 @@ def check_messages(context: RoundContext, kind: str, alone: bool, calls: int) ->
         raise MethodError(f"{why}; this is {asked}")
     if (context.keeps_changes and (kind != "mean" or calls > 1)) or (context.repeats is not None and kind == "map"):
         why = "this selection is about one mean a round over clients (Clients.mean), and nothing else that they send"
+        raise MethodError(f"{why}; this is {asked}, call {calls} of the round")
+    if context.keeps_messages and (kind != "mean" or calls > 1):
+        why = "contribution is about one mean a round over clients (Clients.mean), and nothing else that they send"
         raise MethodError(f"{why}; this is {asked}, call {calls} of the round")
     if context.compressed and (kind == "map" or calls > 1):
         why = "compression is for one mean a round over clients (Clients.mean), and for nothing else that they send"

@@ -150,7 +150,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
         tables = recorder.results()
     finally:
         recorder.close()
-    optional = {name: tables[name] for name in ("skipped", "damage") if name in tables}
+    optional = {name: tables[name] for name in ("skipped", "damage", "contributions") if name in tables}
     return Result(
         parts.storage.uri,
         config,

@@ -130,7 +130,7 @@ class Federation(Clients):
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
-        self.trained_scores, self._releases, self.next_norm, self.changes = {}, 0, None, {}
+        self.trained_scores, self._releases, self.next_norm, self.changes, self.messages = {}, 0, None, {}, {}
         self.remembered = dict(self._remembered)
         self.traffic, self.costs, self.updates = Traffic(), Costs(), Updates()
         self._participation.begin_again()
@@ -187,7 +187,11 @@ class Federation(Clients):
 
     def on_server(self, procedure: Procedure, given: Tree) -> Tree:
         """Runs a procedure of the server on one host and returns its result; see ``algorithms.clients.Clients``."""
-        job = replace(self._job(name_of(procedure), "server", counted=False), attempts=1, skips=False)
+        return self.on_one_host(name_of(procedure), "server", given)
+
+    def on_one_host(self, procedure: str, kind: str, given: Tree) -> Tree:
+        """Has one host do a job of the server, ``server`` or ``value`` (:class:`Job`), and returns its result."""
+        job = replace(self._job(procedure, kind, counted=False), attempts=1, skips=False)
         (result,) = self._hosts.dispatch(job, {SERVER: 1.0}, given, {})
         return from_numpy(result.values[SERVER])
 

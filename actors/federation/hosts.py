@@ -249,7 +249,7 @@ class Hosts:
 def _naming(death: HostDiedError, job: Job, owed: Sequence[int]) -> HostDiedError:
     """Returns an error that names the suspects: the clients at work if the host said so, else all it owed."""
     clients = death.clients or tuple(owed)
-    if job.kind in ("official", "server"):
+    if job.kind in ("official", "server", "value"):
         clients, lost = (), f"{job.procedure} of {'the official test part' if job.kind == 'official' else 'the server'}"
     elif clients:
         lost = f"{job.procedure} of {describe_clients(clients)}"

@@ -22,6 +22,7 @@ from actors.hosting.scoring import Scorer
 from actors.hosting.server_work import run_on_server
 from actors.hosting.state import Change, ClientStates
 from actors.hosting.sums import LEAST_BYTES, PartialSums, SumRange, extract_part, merge_sums, take_sums
+from actors.hosting.valuing import AbandonedError, value_clients
 from algorithms.base import Algorithm
 from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
@@ -167,6 +168,13 @@ class ClientHost:
             return result
         if job.kind == "server":
             result.values[SERVER] = own.with_room(lambda: to_numpy(self._served(job, common)))
+            return result
+        if job.kind == "value":
+            try:
+                valued = own.with_room(lambda: value_clients(own, job, common, lambda: self._abandoned))
+            except AbandonedError:
+                return JobResult(abandoned=True)
+            result.values[SERVER] = to_numpy(valued)
             return result
         procedures, metered = Procedures(own, job, common, result), Meter(self.engine, own.scorer)
         waiting, places = self._ranked(job), {client: place for place, client in enumerate(job.clients)}

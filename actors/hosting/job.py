@@ -26,7 +26,8 @@ class Job:
     Attributes:
         procedure: name of the algorithm's method to run.
         kind: ``mean`` reduces on the host, ``map`` returns every result, ``evaluate`` scores predictors, ``official``
-            scores the server's models on the official test part, ``server`` runs a procedure of the server's own.
+            scores the server's models on the official test part, ``server`` runs a procedure of the server's own,
+            ``value`` values the clients of the round.
         round: t, 0-indexed.
         final: whether this is the evaluation after the last round.
         clients: ids of the clients whose procedures to run; for ``official``, numbers of the pieces, from K + 1 on.

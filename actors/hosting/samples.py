@@ -20,8 +20,8 @@ from rayfl.naming.splits import stage_in
 
 _log = logging.getLogger(__name__)
 _NUMBER_BYTES = {"image": 4, "tokens": 8, "graph": 4}
-_OFFICIAL = -2
-"""Takes the place of a client in the cache keys of pieces of the official test part."""
+_OFFICIAL, _POOLED = -2, -3
+"""Take the place of a client in the cache keys of pieces of the official test part, and of samples of many clients."""
 
 
 class Samples:
@@ -229,7 +229,10 @@ class Samples:
 
     def _everybodys(self, split: str) -> Examples:
         """Returns a split of all clients that may train, in ascending order of the clients."""
-        parts = [self._read_split(client, split) for client in self._everybody]
+        return self._together(self._everybody, split)
+
+    def _together(self, clients: Sequence[int], split: str) -> Examples:
+        parts = [self._read_split(client, split) for client in clients]
         return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
     def official(self, first: int, read: Callable[[], Examples]) -> Examples:
@@ -242,13 +245,29 @@ class Samples:
         Raises:
             DataError: when a sample is not what the data set says.
         """
-        key = (_OFFICIAL, str(first))
-        if key not in self._loaded:
+
+        def checked() -> Examples:
             part = read()
             check_examples(part, self._dataset.spec, "the official test part", first)
+            return part
+
+        return self._cached((_OFFICIAL, str(first)), checked)
+
+    def pooled(self, clients: Sequence[int], split: str) -> Examples:
+        """Returns a split of some clients together, in their order, on the device; cached like clients' samples.
+
+        Args:
+            clients: those that have samples, at least one; in all calls the same.
+            split: the split.
+        """
+        return self._cached((_POOLED, split), lambda: self._together(clients, split))
+
+    def _cached(self, key: Key, read: Callable[[], Examples]) -> Examples:
+        if key not in self._loaded:
+            part = read()
             self._loaded[key] = Examples(part.x.to(self._device), part.y.to(self._device))
             lent = WriteGuard({"inputs": self._loaded[key].x, "labels": self._loaded[key].y})
-            self._lent.setdefault(_OFFICIAL, {})[str(first)] = lent
+            self._lent.setdefault(key[0], {})[key[1]] = lent
         found = self._loaded[key]
         self._recent.touch(key, found.x.nbytes + found.y.nbytes)
         return found

@@ -18,6 +18,7 @@ from cluster.rounds.recorder import Recorder
 from cluster.rounds.selecting import Chosen, Selector
 from cluster.rounds.skipped import SkippedClients
 from cluster.rounds.stopwatch import Stopwatch
+from cluster.rounds.valuing import Valuer
 from rayfl.aggregation.memory import of_rule
 from rayfl.diagnosis.host_memory import MemoryKills
 from rayfl.errors import RunError
@@ -61,6 +62,7 @@ class Driver:
         self._unscorable: dict[int, dict[int, Failure]] = {}
         self._evaluations = Evaluations(parts, federation, self._callbacks)
         self._selector = Selector(parts, federation)
+        self._valuer = Valuer(parts, federation)
         self.progress = self._restored(thoroughly=True)
 
     def run(self) -> Progress:
@@ -144,6 +146,9 @@ class Driver:
         progress = self._advance(changed, chosen)
         if chosen.known is not None:
             watch.lap("selection")  # what is kept for the choices of later rounds
+        if self._valuer.on:
+            self._valuer.value(self.progress.server, progress)
+            watch.lap("contribution")
         self._skipped.note(progress.rounds_completed, chosen.unscored, progress.tables)
         self._skipped.note(progress.rounds_completed, self._federation.absent, progress.tables)
         if scored:

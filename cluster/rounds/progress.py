@@ -12,6 +12,7 @@ from rayfl.config.own_code import own_name
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree
+from rayfl.results.contributions import CONTRIBUTIONS_SCHEMA
 from rayfl.results.schemas import COHORTS_SCHEMA, same_data
 from rayfl.results.tables import ResultTables
 from rayfl.storage.manifest import CLIP_NORM, ENDED_EARLY
@@ -105,6 +106,7 @@ def empty_tables(parts: Parts) -> ResultTables:
         unseen=parts.num_unseen,
         content=parts.dataset.content_hash(),
         cohorts=COHORTS_SCHEMA.empty_table() if parts.chosen else None,
+        contributions=CONTRIBUTIONS_SCHEMA.empty_table() if parts.context.keeps_messages else None,
     )
 
 

@@ -32,6 +32,7 @@ ADDED: Mapping[str, Any] = {
     "augment.patch": None,
     "augment.resized_crop": 1.0,
     "compression": {"name": "none"},
+    "contribution": {"name": "none"},
     "dataset.ignore": None,
     "dataset.labels": "as_found",
     "stages": {"name": "none"},

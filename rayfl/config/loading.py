@@ -38,6 +38,7 @@ _NAMED_SECTIONS = (
     "compression",
     "aggregator",
     "selection",
+    "contribution",
 )
 DEFAULT_PRESET = "quickstart"
 STANDARD_INPUT = "-"

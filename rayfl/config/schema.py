@@ -41,6 +41,7 @@ from rayfl.naming.texts import Name
 from rayfl.selection.strategies import Selection, Uniform
 from rayfl.system.config import NoSystem, System
 from rayfl.tasks.registry import ClassificationSection, TaskConfig
+from rayfl.valuation.section import Contribution, NoContribution
 
 
 class ExperimentConfig(Section):
@@ -106,6 +107,10 @@ class ExperimentConfig(Section):
     clients: ClientsConfig = Field(default=ClientsConfig(), description="what becomes of clients that fail")
     selection: Selection = Field(
         default_factory=Uniform, description="how the clients of a round are chosen, by what is known of each; uniform"
+    )
+    contribution: Contribution = Field(
+        default_factory=NoContribution,
+        description="what each client of a round has contributed to the model: Shapley values, leave-one-out, cosine",
     )
     system: System = Field(
         default=NoSystem(), description="simulated devices: speeds, availability, drop-outs and a virtual clock; none"

@@ -17,6 +17,7 @@ from rayfl.messages.attack import AttackConfig
 from rayfl.messages.compressors import Compression, Compressor, NoCompression, SecureAggregation
 from rayfl.messages.privacy import PrivacyConfig
 from rayfl.randomness import RandomStreams
+from rayfl.valuation.section import Contribution, NoContribution
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class RoundContext:
         repeats: how often clients of the round count in its means, of those that count more than once; None where the
             section ``selection`` has nobody count more than once in any round.
         keeps_changes: whether the server keeps how each client has changed the model, for that section.
+        contribution: how the clients of the round are valued.
     """
 
     round: int
@@ -70,6 +72,7 @@ class RoundContext:
     attackers: frozenset[int] = frozenset()
     repeats: Mapping[int, int] | None = None
     keeps_changes: bool = False
+    contribution: Contribution = field(default_factory=NoContribution)
 
     @property
     def stage(self) -> int:
@@ -99,7 +102,13 @@ class RoundContext:
     @property
     def one_by_one(self) -> bool:
         """Returns whether the server needs the summands of a mean one by one."""
-        return self.keeps_changes or self.attack.on_messages or not isinstance(self.aggregator, Mean)
+        kept = self.keeps_changes or self.keeps_messages
+        return kept or self.attack.on_messages or not isinstance(self.aggregator, Mean)
+
+    @property
+    def keeps_messages(self) -> bool:
+        """Returns whether the server keeps the messages of a round until it has valued the clients."""
+        return not isinstance(self.contribution, NoContribution)
 
     @property
     def clip_norm(self) -> float | None:

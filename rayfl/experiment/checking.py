@@ -19,6 +19,7 @@ from rayfl.experiment.checks import (
     names_remarks,
     statistics_remarks,
 )
+from rayfl.experiment.contribution import check_contribution
 from rayfl.experiment.early_stopping import check_early_stopping
 from rayfl.experiment.evaluated import (
     check_drawn,
@@ -112,10 +113,12 @@ def check_parts(parts: Parts) -> np.ndarray:
     check_example_privacy(parts.config, parts.task, parts.context, sizes[:available, 0].tolist())
     if parts.dataset.spec.target == "survival":
         check_events(parts.dataset, available)
-    check_evaluated(parts.config, sizes[parts.honest(range(available))], parts.dataset.own_splits)
+    scored = sizes[parts.honest(range(available))]
+    check_evaluated(parts.config, scored, parts.dataset.own_splits)
     if parts.config.early_stopping.on:
-        scored = sizes[parts.honest(range(available))]
         check_early_stopping(parts.config, parts.initial_server(), parts.task, parts.context, scored)
+    if parts.context.keeps_messages:
+        check_contribution(parts.config, parts.initial_server(), parts.task, parts.context, scored)
     try:
         algorithm.check_data(parts.task, sizes[:available], parts.config.holdout.public)
     except ConfigError as error:

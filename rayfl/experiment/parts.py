@@ -180,6 +180,7 @@ class Parts:
             attackers=self.attackers,
             repeats={} if isinstance(selection, Strategy) and selection.repeats else None,
             keeps_changes=isinstance(selection, Strategy) and selection.needs_updates,
+            contribution=self.config.contribution,
         )
 
     @cached_property

@@ -11,6 +11,7 @@ from rayfl.errors import RunError
 from rayfl.experiment.client_privacy import client_epsilon
 from rayfl.experiment.example_privacy import example_epsilons
 from rayfl.randomness import RandomStreams
+from rayfl.results.contributions import CONTRIBUTIONS_SCHEMA
 from rayfl.results.personalized import PersonalizedRows, recorded_clients
 from rayfl.results.schemas import DAMAGE_SCHEMA, SKIPPED_SCHEMA, metrics_of
 
@@ -27,6 +28,8 @@ class Result:
         rounds_completed: rounds done.
         ended_early: whether the run ended before its last round (``early_stopping``).
         samples: training samples of each client that may train.
+        contributions: what clients have contributed, schema
+            ``rayfl.results.contributions.CONTRIBUTIONS_SCHEMA``; empty without the section ``contribution``.
         partition: SHA-256 of who owns which sample (``partition.parquet`` in the folder).
         skipped: clients that failed and were left out, schema ``rayfl.results.tables.SKIPPED_SCHEMA``.
         damage: what damage to files has cost the run, schema ``rayfl.results.tables.DAMAGE_SCHEMA``; empty if nothing.
@@ -42,6 +45,7 @@ class Result:
     damage: pa.Table = field(default_factory=DAMAGE_SCHEMA.empty_table)
     ended_early: bool = False
     samples: tuple[int, ...] = ()
+    contributions: pa.Table = field(default_factory=CONTRIBUTIONS_SCHEMA.empty_table)
 
     @property
     def epsilon(self) -> float | None:

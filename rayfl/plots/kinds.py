@@ -110,6 +110,7 @@ KINDS: dict[str, Kind] = {
     ),
     "clients": Kind("clients", "the clients' accuracies, sorted", "", ("metric", "model", "split", "cohort"), _TABLES),
     "stages": Kind("stages", "how models do on test samples of each stage, after each stage", "", ("metric",)),
+    "contributions": Kind("contributions", "what each client has contributed to the model"),
     "masks": Kind(
         "masks",
         "segmentation: inputs of the worst, the middle and the best client, their masks, and what the runs predict",

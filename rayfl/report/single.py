@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfl.config.redaction import redact
 from rayfl.metrics import CLASSIFICATION
-from rayfl.report import costs, further, harm, stages
+from rayfl.report import contributions, costs, further, harm, stages
 from rayfl.report.blocks import Block, Cell, Column, Facts, Mark, Page, Paragraph, Section, Table, figures
 from rayfl.report.cells import SEEN_TEST, metric_cell, spread_cell, unit_of_bytes
 from rayfl.report.clients import client_table, clients_section, details_of_clients
@@ -61,6 +61,7 @@ def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]
         Section("clients", "Clients", [] if shown is None or clients is None else clients_section(run, shown, clients)),
         Section("further", "Clients held out, and common test data", further.section(run)),
         Section("stages", "Stages", stages.section(run)),
+        Section("contributions", "Contributions", contributions.section(run)),
         Section("harm", "Who is harmed", harm.section([Group(run.method, [run])], {run.method: compared_keys(run)})),
         Section("calibration", "Calibration", [] if shown is None else _calibration(run, shown)),
         Section("costs", "Costs", costs.section([Group(run.method, [run])])),

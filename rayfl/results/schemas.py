@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.results.calibration import CALIBRATION_SCHEMA
+from rayfl.results.contributions import CONTRIBUTIONS_SCHEMA
 
 PARTITION_KEY = b"rayfl.partition"
 """Where all tables' metadata have the hash of who owns which sample."""
@@ -173,7 +174,7 @@ TABLES = {
 }
 """The tables that every run has, by the name of their files."""
 
-ALL_TABLES = {**TABLES, "cohorts": COHORTS_SCHEMA, "damage": DAMAGE_SCHEMA}
+ALL_TABLES = {**TABLES, "cohorts": COHORTS_SCHEMA, "contributions": CONTRIBUTIONS_SCHEMA, "damage": DAMAGE_SCHEMA}
 """With those that only some runs have."""
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from rayfl.metrics import CLASSIFICATION, Measures, Statistics
 from rayfl.results.appending import appended, joined, with_nulls, without_first
 from rayfl.results.calibration import CALIBRATION_SCHEMA, bin_rows
+from rayfl.results.contributions import CONTRIBUTIONS_SCHEMA
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import (
     ADAPTERS_KEY,
@@ -52,6 +53,7 @@ class ResultTables:
         content: checksum of the source's samples, kept in the tables' metadata; None leaves it out.
         adaptive: whether the clipping norm moves.
         cohorts: rows so far; None where cohorts are not recorded.
+        contributions: rows so far; None where clients are not valued.
 
     Attributes:
         committed: by table, how many rows there were before these.
@@ -82,6 +84,7 @@ class ResultTables:
         content: str | None = None,
         adaptive: bool = False,
         cohorts: pa.Table | None = None,
+        contributions: pa.Table | None = None,
     ) -> None:
         self._names = names
         self._sweep = sweep
@@ -104,14 +107,15 @@ class ResultTables:
         if adaptive:
             self.metadata[ADAPTIVE_KEY] = b"1"
         given = {"clients": clients, "rounds": rounds, "skipped": skipped, "calibration": calibration}
-        given |= {} if cohorts is None else {"cohorts": cohorts}
+        optional = {"cohorts": cohorts, "contributions": contributions}
+        given |= {name: table for name, table in optional.items() if table is not None}
         self.committed = {name: (committed or {}).get(name, 0) for name in given}
         schemas = {name: schema_of(name, measures.metrics, simulated, buffered, adapters, adaptive) for name in given}
         tables = {name: schemas[name].empty_table() if table is None else table for name, table in given.items()}
         tables = {name: table.replace_schema_metadata(self.metadata) for name, table in tables.items()}
         self.clients, self.rounds = tables["clients"], tables["rounds"]
         self.skipped, self.calibration = tables["skipped"], tables["calibration"]
-        self.cohorts = tables.get("cohorts")
+        self.cohorts, self.contributions = tables.get("cohorts"), tables.get("contributions")
         self.simulated_s: float | None = None
         self.staleness: Mapping[int, int] = {}
         self.clip_norm: float | None = None
@@ -119,13 +123,7 @@ class ResultTables:
 
     def by_name(self) -> dict[str, pa.Table]:
         """All tables, by name."""
-        return {
-            "clients": self.clients,
-            "rounds": self.rounds,
-            "skipped": self.skipped,
-            "calibration": self.calibration,
-            **({} if self.cohorts is None else {"cohorts": self.cohorts}),
-        }
+        return {name: getattr(self, name) for name in self.committed}
 
     def after(self, committed: Mapping[str, int]) -> ResultTables:
         """A collector for the rows that follow, which leaves this one as it is.
@@ -183,6 +181,10 @@ class ResultTables:
             told = [(client, losses.get(client), repeats.get(client, 1)) for client in cohort]
             rows = [{"round": round, "client": client, "loss": loss, "count": count} for client, loss, count in told]
             self.cohorts = appended(self.cohorts, rows, COHORTS_SCHEMA)
+
+    def add_contributions(self, rows: list[dict[str, Any]]) -> None:
+        """Adds rows of ``rayfl.results.contributions.rows_of_round``."""
+        self.contributions = appended(self.contributions, rows, CONTRIBUTIONS_SCHEMA)
 
     def add(
         self,

@@ -15,6 +15,7 @@ from rayfl.metrics.frequency import GROUPS
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.schemas import metrics_of
 from rayfl.results.stages import by_stage
+from rayfl.runs.contributions import contribution_table
 from rayfl.runs.measured import Measured
 
 FURTHER = {
@@ -41,14 +42,15 @@ def _last(rows: pa.Table, own: PersonalizedRows) -> list[dict[str, Any]]:
 
 
 def further_tables(result: Result) -> list[Table]:
-    """Tables of the server's models, of stages, and of the first metric for what of :data:`FURTHER` there is."""
+    """Tables of the server's models, of stages, of the first metric for what of :data:`FURTHER` there is, of values."""
     own, metrics = PersonalizedRows.of(result.config.algorithm), metrics_of(result.rounds)
     found = ((title, further_rows(result.rounds, own, measured)) for measured, title in FURTHER.items())
     tables = [_table(title, rows, own, metrics[0]) for title, rows in found if rows]
     of_server = _last(result.rounds.filter(_OF_SERVER), own)
     shown = [metrics[0], *(metric for metric in metrics if metric in GROUPS)]
-    by_stages = stage_table(result)
+    by_stages, of_values = stage_table(result), contribution_table(result)
     tables = tables if by_stages is None else [by_stages, *tables]
+    tables = tables if of_values is None else [*tables, of_values]
     return [_table_of_server(of_server, own, shown), *tables] if of_server else tables
 
 

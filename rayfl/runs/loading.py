@@ -133,6 +133,11 @@ class Run:
         return self._table("cohorts")
 
     @cached_property
+    def contributions(self) -> pa.Table:
+        """What clients have contributed, schema ``rayfl.results.contributions.CONTRIBUTIONS_SCHEMA``, or no rows."""
+        return self._table("contributions")
+
+    @cached_property
     def calibration(self) -> pa.Table:
         """Bins, schema ``rayfl.results.calibration.CALIBRATION_SCHEMA``; older runs have none."""
         return self._table("calibration")

@@ -37,6 +37,7 @@ from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree
 from rayfl.randomness import RandomStreams
+from rayfl.valuation.section import Contribution, NoContribution
 from tests.support.toy_networks import two_layers
 
 CPU = torch.device("cpu")
@@ -157,6 +158,7 @@ class Toy:
         compression: of what clients send.
         aggregator: what stands for the mean.
         attack: what malicious clients do.
+        contribution: how clients are valued; the server then keeps their messages.
         backdoor: with whose trigger test samples are scored once more; the task then has the measures of backdoors.
     """
 
@@ -181,6 +183,7 @@ class Toy:
     compression: NoCompression | Compressor = field(default_factory=NoCompression)
     aggregator: Rule = field(default_factory=Mean)
     attack: AttackConfig = field(default_factory=AttackConfig)
+    contribution: Contribution = field(default_factory=NoContribution)
     backdoor: Backdoor | None = None
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
@@ -212,6 +215,7 @@ class Toy:
             aggregator=self.aggregator,  # type: ignore[arg-type]
             attack=self.attack,
             attackers=self.attack.attackers(k, streams),
+            contribution=self.contribution,
         )
         self.client_hosts = [
             ClientHost(
