@@ -114,6 +114,7 @@ def run(
     from algorithms.registry import Experiment
     from cluster.rounds.interrupts import TERMINATED, Terminated
     from cluster.run import run_config
+    from rayfl.runs.contributions import contribution_rows
     from rayfl.runs.damage import described
     from rayfl.runs.folder import is_run_folder, reopened
     from rayfl.runs.further import all_further, further_tables
@@ -133,6 +134,7 @@ def run(
         about = {"folder": result.path, "method": settings.algorithm.name, "rounds": settings.train.rounds}
         counts = {"rounds_completed": result.rounds_completed, "skipped": result.skipped.num_rows}
         rows = {"summary": shown_rows(result), "further": all_further(result), "damage": described(result.damage)}
+        rows["contributions"] = contribution_rows(result)
         write_json("run", {**about, **counts, **rows})
         return
     if (table := summary_table(result)).row_count or table.caption:

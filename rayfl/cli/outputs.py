@@ -136,6 +136,8 @@ OUTPUTS: Mapping[str, Mapping[str, str]] = {
         "server's models",
         "skipped": "how often a client was left out of a round",
         "damage": "a list of sentences; empty if nothing was lost",
+        "contributions": "a list, the greatest value first; `client`, `rounds` and `value` of each; empty without the "
+        "section `contribution`",
     },
     "status": {"jobs": "a list; `job`, `run`, `method`, `data`, `status`, `minutes`, `exit_status` of each, as texts"},
     "stop": {"job": "its id", "stopped": "whether it was still under way"},

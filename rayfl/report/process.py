@@ -27,7 +27,7 @@ OpenParts = Callable[[Mapping[str, Any]], Parts]
 """Makes data set and partition of a configuration; raises RayflError where it cannot or should not."""
 
 _WIDTH = 9.6
-_PHASES = ("clients", "server", "evaluation", "commit")
+_PHASES, _OPTIONAL = ("clients", "server", "evaluation", "commit"), ("contribution",)
 _MOST_DOTS = 1500
 
 
@@ -93,7 +93,8 @@ def phases(run: Run) -> Drawing | Table | None:
     if not run.timings:
         return None
     rounds = np.array([int(line["round"]) for line in run.timings])
-    seconds = {phase: np.array([line.get(phase, 0.0) for line in run.timings]) for phase in _PHASES}
+    known = [*_PHASES, *(phase for phase in _OPTIONAL if any(phase in line for line in run.timings))]
+    seconds = {phase: np.array([line.get(phase, 0.0) for line in run.timings]) for phase in known}
     what = (
         "Wall time of the rounds: waiting for clients, the rest of the method's round, evaluation, and waiting for the "
         "commit of an earlier round."

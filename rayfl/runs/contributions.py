@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,17 @@ def label_of(client: int, name: str | None, malicious: bool) -> str:
     """Returns what a client is called."""
     named = str(client) if name is None or name == str(client) else f"{client} ({name})"
     return f"{named}, malicious" if malicious else named
+
+
+def contribution_rows(result: Result) -> list[dict[str, Any]]:
+    """Returns the values of the clients of a run as plain data, the greatest first; empty without any."""
+    found = contributions_of(result.contributions)
+    if found is None:
+        return []
+    return [
+        {"client": found.clients[n].item(), "rounds": found.rounds[n].item(), "value": found.values[n].item()}
+        for n in ranked(found)
+    ]
 
 
 def contribution_table(result: Result) -> Table | None:
