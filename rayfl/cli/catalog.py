@@ -25,6 +25,7 @@ KINDS = {
     "systems": "system",
     "compressions": "compression",
     "aggregators": "aggregator",
+    "contributions": "contribution",
 }
 """What is listed at once, with the section of a configuration that it is for."""
 
@@ -43,6 +44,7 @@ Kind = Literal[
     "systems",
     "compressions",
     "aggregators",
+    "contributions",
     "presets",
     "tables",
 ]

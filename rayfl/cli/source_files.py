@@ -19,6 +19,7 @@ SECTIONS = {
     "system": "rayfl.system.config:System",
     "compression": "rayfl.messages.compressors:Compression",
     "aggregator": "rayfl.messages.aggregators:Aggregator",
+    "contribution": "rayfl.valuation.section:Contribution",
 }
 """By section, where all its classes are named: a union, or a table of their paths."""
 
