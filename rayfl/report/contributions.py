@@ -67,6 +67,7 @@ def _drawing(run: Run, found: Contributions, metric: Metric, order: list[int]) -
         right.plot(rounds[own], course, color=ends.get(rank, FAINT), linewidth=1.6 if rank in ends else 0.6)
     course_of = "of the round" if found.kind == COSINE else "so far"
     right.set(xlabel="round", ylabel=f"{_axis(found, metric)} {course_of}")
+    whole_numbers(left)
     whole_numbers(right)
     best, worst = (int(found.clients[order[place]]) for place in (0, -1))
     caption = (
