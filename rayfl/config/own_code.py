@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -81,6 +82,8 @@ def _models(config: ExperimentConfig) -> Sequence[BaseModel]:
 @lru_cache
 def _with_named_method(schema: type[ExperimentConfig], path: str) -> type[ExperimentConfig]:
     label: Any = Literal[path]
+    known: Any = schema.methods
+    named: dict[str, type[BaseModel]] = {path: create_model("NamedMethod", __base__=NamedMethod, name=(label, path))}
     made = create_model(schema.__name__, __base__=schema)
-    made.methods = {**schema.methods, path: create_model("NamedMethod", __base__=NamedMethod, name=(label, path))}
+    made.methods = ChainMap(named, known)  # in which no other method is looked up, and so imported
     return made

@@ -21,6 +21,8 @@ import sys
 from algorithms.registry import Experiment
 from rayfl.config.loading import load_config
 load_config(Experiment, "quickstart", ["algorithm=fedprox"])
+own = {"dataset": {"name": "digits"}, "model": {"name": "two_nn"}, "algorithm": {"name": "nowhere:Mine"}}
+assert load_config(Experiment, own, [], trust=False).algorithm.name == "nowhere:Mine"
 modules = {path.partition(":")[0] for path in Experiment.methods.paths.values()}
 print(sorted(modules & set(sys.modules)))
 """
