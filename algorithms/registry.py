@@ -104,6 +104,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "fedrap": "algorithms.fedrap:FedRAP",
         "gpfedrec": "algorithms.gpfedrec:GPFedRec",
         "fedtgp": "algorithms.fedtgp:FedTGP",
+        "fedhp": "algorithms.fedhp:FedHP",
         "fedpcl": "algorithms.fedpcl:FedPCL",
         "adcol": "algorithms.adcol:ADCOL",
         "metafed": "algorithms.metafed:MetaFed",

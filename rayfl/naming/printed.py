@@ -68,6 +68,7 @@ PRINTED = {
     "fedgkd": "FedGKD",
     "fedheal": "FedHEAL",
     "fedhkd": "FedHKD",
+    "fedhp": "FedHP",
     "fediir": "FedIIR",
     "fedinit": "FedInit",
     "fedkd": "FedKD",

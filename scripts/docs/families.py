@@ -28,7 +28,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "the shared model, adapted to it": ("per_fedavg", "fedala", "fedah", "knn_per", "pfedgp", "fedetf", "fednh"),
     "a model of its own, taught by outputs, features or heads": (
-        *("fedmd", "feddistill", "fedproto", "fedtgp", "fedpcl", "fedgh", "fedme", "metafed", "adcol"),
+        *("fedmd", "feddistill", "fedproto", "fedtgp", "fedhp", "fedpcl", "fedgh", "fedme", "metafed", "adcol"),
     ),
     "adapters of its own in a pretrained model": ("fedalt", "feddpa"),
     "a prompt of its own for CLIP's texts": ("fedpgp", "fedotp", "pfedmoap", "fedtpg"),

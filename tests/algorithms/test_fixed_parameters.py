@@ -230,6 +230,7 @@ BODY_NEEDED = {
     "fedpac",
     "pfedvem",
     "fedpcl",
+    "fedhp",
     "gpfl",
     "fedcp",
     "fedas",

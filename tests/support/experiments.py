@@ -53,6 +53,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "creff": {"name": "creff", "features_per_class": 5, "match_steps": 5, "retrain_epochs": 3},
     "fedgh": {"name": "fedgh"},
     "fedtgp": {"name": "fedtgp", "server_epochs": 5},
+    "fedhp": {"name": "fedhp", "spread_steps": 20},
     "fedpcl": {"name": "fedpcl"},
     "adcol": {"name": "adcol", "discriminator_hidden": 8, "server_lr": 0.1},
     "metafed": {"name": "metafed", "warmup_epochs": 1, "ready_above": 0.3},

@@ -9,6 +9,7 @@ from algorithms.fedap import FedAP
 from algorithms.feddistill import FedDistill
 from algorithms.feddwa import FedDWA
 from algorithms.fedfomo import FedFomo
+from algorithms.fedhp import FedHP
 from algorithms.fedmd import FedMD
 from algorithms.fedpcl import FedPCL
 from algorithms.fedproto import FedProto
@@ -65,6 +66,15 @@ EXCHANGES = {
         private=frozenset({"local"}),
         averages=False,
         relabels=False,
+    ),
+    "fedhp": Case(
+        FedHP(spread_steps=20),
+        down=lambda network: 2 * prototypes(network),
+        up=lambda network: prototypes(network) + classes(network),
+        uploads=lambda network: ("sums", "weights"),
+        private=frozenset({"local", "prototypes"}),
+        averages=False,
+        one_layer=False,
     ),
     "fedpcl": Case(
         # prototypes of all clients that have sent any go down: more from round to round
