@@ -160,6 +160,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "fltrust": "algorithms.fltrust:FLTrust",
         "fedmgda": "algorithms.fedmgda:FedMGDA",
         "fedheal": "algorithms.fedheal:FedHEAL",
+        "fat": "algorithms.fat:FAT",
         "fednoro": "algorithms.fednoro:FedNoRo",
         "fedcorr": "algorithms.fedcorr:FedCorr",
         "rofl": "algorithms.rofl:RoFL",

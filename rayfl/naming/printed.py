@@ -17,6 +17,7 @@ PRINTED = {
     "ditto": "Ditto",
     "drfa": "DRFA",
     "elastic": "Elastic",
+    "fat": "FAT",
     "fedadagrad": "FedAdagrad",
     "fedadam": "FedAdam",
     "fedacg": "FedACG",

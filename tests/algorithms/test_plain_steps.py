@@ -47,7 +47,7 @@ class Problem:
 
 WITHOUT_TOKENS = ("fedcorr", "fedfed", "fedloge", "heterofl", "fedrolex", "fjord")
 """Methods that refuse tokens, mix inputs, cannot cut embeddings by width, or need as many features as classes."""
-WITHOUT_TOKENS = ("fedfed", "target", "fedloge", "heterofl", "fedrolex", "fjord")
+WITHOUT_TOKENS = ("fat", "fedfed", "target", "fedloge", "heterofl", "fedrolex", "fjord")
 """Methods that refuse tokens, cannot cut embeddings by width, or need as many features as there are classes."""
 
 PROBLEMS = {

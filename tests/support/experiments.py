@@ -82,6 +82,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedinit": {"name": "fedinit", "finetune_epochs": 1},
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedcorr": {"name": "fedcorr", "iterations": 2, "clean_rounds": 1, "neighbours": 5, "confidence": 0.3},
+    "fat": {"name": "fat", "steps": 2, "finetune_epochs": 1},
     "fedlsr": {"name": "fedlsr", "ramp_rounds": 2, "finetune_epochs": 1},
     "rofl": {"name": "rofl", "forget_rounds": 1, "pseudo_from": 2, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},

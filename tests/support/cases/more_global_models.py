@@ -6,6 +6,7 @@ from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
 from algorithms.creff import CReFF
+from algorithms.fat import FAT
 from algorithms.fedadmm import FedADMM
 from algorithms.fedcross import FedCross
 from algorithms.feddc import FedDC
@@ -56,6 +57,7 @@ from tests.support.cases.expected import (
 )
 
 MORE_GLOBAL_MODELS = {
+    "fat": Case(FAT(radius=0.1, step=0.05, steps=2, attacked_share=0.5, random_start=True, finetune_epochs=1)),
     "fedvarp": Case(FedVARP(finetune_epochs=1), averages=False, relabels=False),
     "fedvarp-clusters": Case(FedVARP(clusters=2, server_lr=0.7), averages=False, relabels=False),
     "fedema": Case(FedEMA(), averages=False, private=frozenset({"online", "divergence"})),
