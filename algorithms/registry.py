@@ -39,6 +39,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "feddisco": "algorithms.feddisco:FedDisco",
         "fedawa": "algorithms.fedawa:FedAWA",
         "fedlaw": "algorithms.fedlaw:FedLAW",
+        "fedld": "algorithms.fedld:FedLD",
         "turbosvm": "algorithms.turbosvm:TurboSVM",
         "kafe": "algorithms.kafe:Kafe",
         "fedsam": "algorithms.fedsam:FedSAM",

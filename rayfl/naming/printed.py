@@ -75,6 +75,7 @@ PRINTED = {
     "fedkd": "FedKD",
     "fedlaw": "FedLAW",
     "fedlc": "FedLC",
+    "fedld": "FedLD",
     "fedlesam": "FedLESAM",
     "fedloge": "FedLoGe",
     "fedlsr": "FedLSR",

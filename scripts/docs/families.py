@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "the one model, from other steps or weights of the server": (
         *("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "elastic", "fedcross", "feddisco", "fedawa"),
-        *("fedlaw", "turbosvm", "kafe", "fedbuff", "fedasync"),
+        *("fedlaw", "turbosvm", "kafe", "fedld", "fedbuff", "fedasync"),
     ),
     "the one model, where the loss is flat": ("fedsam", "fedlesam", "fedsol"),
     "the one model, from features that agree or spread": (

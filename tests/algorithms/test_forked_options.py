@@ -22,6 +22,7 @@ LATER = {
     ("cfl", "linkage"): "of the small run's splits there is one way",
     ("cfl", "split_from"): "the round is over",
     ("ditto", "unseen"): "for clients never sampled, of which there are none",
+    ("fedld", "mean_rounds"): "the round is over",
     ("fedamp", "alpha"): "has fallen to alpha_min by then",
     ("fedap", "warmup"): "the round is over",
     ("fedcorr", "clean_level"): "the rounds of clean clients are over",

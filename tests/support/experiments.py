@@ -67,6 +67,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddisco": {"name": "feddisco", "finetune_epochs": 1},
     "fedawa": {"name": "fedawa", "server_steps": 3, "server_lr": 0.1, "finetune_epochs": 1},
     "fedlaw": {"name": "fedlaw", "server_epochs": 2, "finetune_epochs": 1},
+    "fedld": {"name": "fedld", "finetune_epochs": 1},
     "kafe": {"name": "kafe", "bandwidth": 0.1, "finetune_epochs": 1},
     "turbosvm": {"name": "turbosvm", "finetune_epochs": 1},
     "fedsol": {"name": "fedsol", "finetune_epochs": 1},

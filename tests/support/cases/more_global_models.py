@@ -19,6 +19,7 @@ from algorithms.fedfusion import FedFusion
 from algorithms.fedgen import FedGen
 from algorithms.fedheal import FedHEAL
 from algorithms.fediir import FedIIR
+from algorithms.fedld import FedLD
 from algorithms.fedmgda import FedMGDA
 from algorithms.fedmmd import FedMMD
 from algorithms.fednoro import FedNoRo
@@ -58,6 +59,7 @@ from tests.support.cases.expected import (
 
 MORE_GLOBAL_MODELS = {
     "fat": Case(FAT(radius=0.1, step=0.05, steps=2, attacked_share=0.5, random_start=True, finetune_epochs=1)),
+    "fedld": Case(FedLD(finetune_epochs=1), averages=False, relabels=False),
     "fedvarp": Case(FedVARP(finetune_epochs=1), averages=False, relabels=False),
     "fedvarp-clusters": Case(FedVARP(clusters=2, server_lr=0.7), averages=False, relabels=False),
     "fedema": Case(FedEMA(), averages=False, private=frozenset({"online", "divergence"})),
