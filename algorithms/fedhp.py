@@ -108,11 +108,12 @@ class FedHP(FeatureModels):
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         like = next(iter(task.network.initialize(context.streams.integer("init.global")).values()))
-        shape, generator = task.network.head_shape, context.streams.generator("init.prototypes")
+        classes, width = task.network.head_shape
+        generator = context.streams.generator("init.prototypes")
         if self.anchors == "simplex":
-            found = simplex_etf(*shape, generator)
+            found = simplex_etf(classes, width, generator)
         else:
-            found = spread(torch.from_numpy(generator.standard_normal(shape)), self.spread_steps)
+            found = spread(torch.from_numpy(generator.standard_normal((classes, width))), self.spread_steps)
         return {"anchors": found.to(like), "prototypes": found.to(like)}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
@@ -176,7 +177,7 @@ class FedHP(FeatureModels):
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         shared = self.nearest(client, server["prototypes"])
-        own = self.nearest(client, client.state.get("prototypes", server["prototypes"]))
+        own = self.nearest(client, client.state["prototypes"]) if "prototypes" in client.state else shared
         if self.inference == "own":
             return {"personalized": own, "shared": shared}
         return {"personalized": shared, "own": own}

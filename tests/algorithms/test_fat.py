@@ -169,6 +169,11 @@ def test_limits_of_images_are_by_channel_and_of_what_never_changes_0() -> None:
     assert limits_of(FAT(unit="input"), x)["unit"].unique().tolist() == [1]
 
 
+def test_the_attacked_row_can_be_left_out() -> None:
+    assert set(toy_of(FAT(score_attacked=False)).scores()[0]) == {"global"}
+    assert set(toy_of(FAT(score_attacked=True)).scores()[0]) == {"global", "attacked"}
+
+
 def test_random_starts_fill_the_ball_evenly() -> None:
     method = FAT(radius=1.0, step=1e-12, steps=1, random_start=True, unit="input")
     task = softmax_regression(inputs=5)
