@@ -71,9 +71,12 @@ class Adversarial(Algorithm):
     def limits(self, client: Client) -> Tree:
         """What attacks of a client's samples read: ``low``, ``high`` and ``unit``, in the shape of an input.
 
-        A number that is the same in all samples has a unit of 0 with ``unit: range``, and stays as it is.
+        A number that is the same in all samples has a unit of 0 with ``unit: range``, and stays as it is;
+        so do all numbers of a client that has no samples.
         """
         x = client.examples().x
+        if not len(x):  # its test samples may be scored all the same
+            x = x.new_zeros(1, *x.shape[1:])
         over = (0, 2, 3) if x.ndim == 4 else (0,)
         low, high = (ends.expand(1, *x.shape[1:])[0].clone() for ends in (x.amin(over, True), x.amax(over, True)))
         return {"low": low, "high": high, "unit": high - low if self.unit == "range" else torch.ones_like(low)}

@@ -167,6 +167,7 @@ def test_limits_of_images_are_by_channel_and_of_what_never_changes_0() -> None:
     flat = limits_of(FAT(), torch.tensor([[1.0, 2.0], [1.0, 5.0]]))
     assert flat["unit"].tolist() == [0, 3]
     assert limits_of(FAT(unit="input"), x)["unit"].unique().tolist() == [1]
+    assert limits_of(FAT(), x[:0])["unit"].unique().tolist() == [0]
 
 
 def test_the_attacked_row_can_be_left_out() -> None:
