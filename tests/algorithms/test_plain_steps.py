@@ -45,10 +45,8 @@ class Problem:
         return toy_of(case, double, dataset=data, task=Classification(network, spec=spec))
 
 
-WITHOUT_TOKENS = ("fedcorr", "fedfed", "fedloge", "heterofl", "fedrolex", "fjord")
+WITHOUT_TOKENS = ("fat", "fedcorr", "fedfed", "target", "fedloge", "heterofl", "fedrolex", "fjord")
 """Methods that refuse tokens, mix inputs, cannot cut embeddings by width, or need as many features as classes."""
-WITHOUT_TOKENS = ("fat", "fedfed", "target", "fedloge", "heterofl", "fedrolex", "fjord")
-"""Methods that refuse tokens, cannot cut embeddings by width, or need as many features as there are classes."""
 
 PROBLEMS = {
     "perceptron": Problem(TwoNN(hidden=(7, 6)), InputSpec("image", (5,), 3)),

@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {"draws": 4, "made_per_draw": 6, "generator_steps": 3, "
 SMALL |= {"noise_dim": 4, "generator_width": 5, "student_lr": 0.05, "distillation_weight": 0.7}
 SETTINGS: dict[str, dict[str, Any]] = {
     "separate": {"outputs": "separate"},
-    "all": {"made_batch_size": 3, "aggregation": "uniform", "temperature": 1.0},
+    "all": {"made_batch_size": 3, "aggregation": "uniform", "temperature": 1.0, "student_temperature": 4.0},
     "no-student": {"boundary_weight": 0, "label_weight": 2.0, "noise_lr": 0.3},
 }
 
