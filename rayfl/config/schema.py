@@ -228,8 +228,7 @@ class ExperimentConfig(Section):
     @classmethod
     def with_method(cls, content: Mapping[str, Any]) -> type[ExperimentConfig]:
         """This class with the method's for the type of ``algorithm``, by which problems of a content are explained."""
-        found: Any = cls.method_of(content.get("algorithm")) or cls.method_base
-        return create_model(cls.__name__, __base__=cls, algorithm=(found, ...))
+        return _with_method(cls, cls.method_of(content.get("algorithm")) or cls.method_base)
 
     def identity(self) -> dict[str, Any]:
         """Everything that a result depends on, as plain data: not names, places and processes."""
@@ -263,6 +262,11 @@ class ExperimentConfig(Section):
         """The run's folder."""
         method = self.algorithm.name.rpartition(":")[2]
         return self.name or f"{method}-{self.dataset.name}-{self.fingerprint()[:8]}"
+
+
+@lru_cache
+def _with_method(schema: type[ExperimentConfig], method: Any) -> type[ExperimentConfig]:
+    return create_model(schema.__name__, __base__=schema, algorithm=(method, ...))
 
 
 @lru_cache
