@@ -190,7 +190,10 @@ class FedCorr(Averaging):
             clients: the clients.
         """
         context = clients.context
-        clean = [int(client) for client in (levels <= max(self.clean_level, float(levels.min()))).nonzero()]
+        # a client without training samples has mu_k = 0, and nothing to train on
+        there = clients.num_samples(range(context.num_clients)).nonzero()[0].tolist()
+        most = max(self.clean_level, float(levels[there].min()))
+        clean = [client for client in there if levels[client] <= most]
         found = [client for client in cohort if client in clean]
         others = [client for client in clean if client not in found]
         missing = min(len(cohort) - len(found), len(others))

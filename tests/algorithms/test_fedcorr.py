@@ -271,6 +271,9 @@ def test_a_client_without_samples_takes_no_part() -> None:
         toy.step(cohort)
         assert 1 not in toy.federation.traffic.by_client and not toy.server["noisy"][1]
     assert all(bool(leaf.isfinite().all()) for leaf in toy.server["model"].values())
+    toy.server = {**toy.server, "levels": torch.tensor([0.4, 0.0, 0.9, 0.3, 0.5, 0.6], dtype=torch.float64)}
+    toy.step([0, 2, 4])  # of clean clients alone
+    assert sorted(toy.federation.traffic.by_client) == [3]
 
 
 @pytest.mark.parametrize("private", [pytest.param("statistics", marks=pytest.mark.slow), "all"])
