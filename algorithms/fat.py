@@ -19,6 +19,9 @@ from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree, copy
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
+_ROUND_OFF = 1e-4
+"""Without it 0.29 of 100 samples, which is 28.999... in floating point, would be 28."""
+
 
 class FAT(Adversarial, FineTuned):
     """FAT (federated adversarial training): a model for inputs that somebody has changed to mislead it.
@@ -79,7 +82,8 @@ class FAT(Adversarial, FineTuned):
 
     def _adversarial(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         places = torch.arange(len(batch.x), device=batch.x.device)
-        count = torch.as_tensor(self.attacked_share * batch.size, device=batch.x.device).floor()
+        size = torch.as_tensor(batch.size, device=batch.x.device)
+        count = (self.attacked_share * size + _ROUND_OFF).floor()
         moved = self.attacked(model, batch, task, frozen, draw)
         if not self.keep_clean:
             chosen = (places < count).view(-1, *[1] * (moved.ndim - 1))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
 from algorithms.on_demand import OnDemand
+from algorithms.parts.masks import kept_count
 from algorithms.parts.means import mean_over_cohort
 from algorithms.parts.partial import joined, separated
 from rayfl.engine.client import Client
@@ -33,7 +34,7 @@ def critical(trained: Tree, received: Tree, share: float) -> Tree:
 
 
 def _largest(scores: Tensor, share: float) -> Tensor:
-    count = int(share * scores.numel())
+    count = kept_count(share, scores.numel())
     if count in (0, scores.numel()):
         return torch.full_like(scores, bool(count), dtype=torch.bool)
     threshold = scores.flatten().sort(descending=True).values[count - 1]

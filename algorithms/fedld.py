@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from algorithms.base import Clients, setting
 from algorithms.parts.finetuning import FineTuning
+from algorithms.parts.masks import kept_count
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.robust import combined
 from rayfl.engine.client import Client
@@ -110,7 +110,7 @@ def principal_step(changes: Tensor, share: float) -> Tensor:
     total = values.sum()
     if total == 0:
         return changes.mean(0)
-    first = max(1, math.floor(share * count))
+    first = max(1, kept_count(share, count))
     # g_i . u_j has the sign of v_ji, and the length of sum_i v_ji g_i is the root of m s_j
     mean_lengths = changes.norm(dim=1) @ vectors[:, :first].sign() / count
     lengths = mean_lengths * (values[:first] / count).sqrt() / total

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.decomposed import based, by_row, composed, merged, shared_names, transferred
+from algorithms.parts.masks import kept_count
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
 from rayfl.aggregation.exact_sum import Weighted
@@ -196,7 +197,7 @@ class FedWeIT(Algorithm):
 
     def _kept(self, mask: Tensor) -> Tensor:
         """Of which units the rows are sent, 0 or 1: those with the largest values in size, of equal ones the first."""
-        count = len(mask) - int(self.unsent_share * len(mask))
+        count = len(mask) - kept_count(self.unsent_share, len(mask))
         order = mask.abs().argsort(descending=True, stable=True)
         return torch.zeros_like(mask).index_fill(0, order[:count], 1.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from algorithms.base import Averaging, setting
 from algorithms.parts.lines import GRID
+from algorithms.parts.masks import kept_count
 from rayfl.engine.client import Client
 from rayfl.params import Tree
 from rayfl.tasks.base import Model, Predictor, Trait
@@ -131,7 +131,7 @@ class KnnPer(Averaging):
         labels = examples.y
         if self.capacity is not None:
             generator = client.context.streams.generator("datastore", client=client.id)
-            size = max(math.floor(self.capacity * len(labels)), 1)
+            size = max(kept_count(self.capacity, len(labels)), 1)
             kept = torch.from_numpy(generator.permutation(len(labels))[:size]).sort().values.to(labels.device)
             keys, labels = keys[kept], labels[kept]
         classes = client.task.network.head_shape[0]

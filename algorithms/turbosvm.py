@@ -12,6 +12,7 @@ from torch import Tensor
 
 from algorithms.base import Clients, check_head, setting
 from algorithms.parts.finetuning import FineTuning
+from algorithms.parts.masks import kept_count
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.robust import combined
 from rayfl.engine.client import Client
@@ -168,7 +169,7 @@ def drawn_classes(count: int, share: float, generator: np.random.Generator) -> T
         share: of them.
         generator: draws.
     """
-    wanted = min(max(int(share * count), 2), count)
+    wanted = min(max(kept_count(share, count), 2), count)
     return torch.from_numpy(np.sort(generator.choice(count, wanted, replace=False)))
 
 
