@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -97,6 +97,17 @@ class FederatedDataset(ABC):
         bounds = np.concatenate([[0], np.cumsum(self.sizes()[client])])
         return {split: np.arange(bounds[i], bounds[i + 1]) for i, split in enumerate(SPLITS)}
 
+    def made_by(self, client: int) -> dict[str, Any]:
+        """What a client's inputs were made by, as plain data, for who has nothing but a model (``rayfl export``).
+
+        ``mean`` and ``std``: what is subtracted from each channel of an image (of values in [0, 1]), and divided by; of
+        time series from each series. ``columns``: of a table, see :meth:`rayfl.data.tables.TabularDataset.made_by`.
+        """
+        found = self.preprocess
+        if found is None or found.mean is None or found.std is None:
+            return {}
+        return {"mean": found.mean.tolist(), "std": found.std.tolist()}
+
     def unlabelled_sizes(self) -> np.ndarray:
         """Returns how many training samples without a label each client has beside its splits, int64 of shape (K,)."""
         return np.zeros(self.num_clients, dtype=np.int64)
@@ -164,6 +175,10 @@ class Derived(FederatedDataset):
     def places(self, client: int) -> Places:
         """Returns which samples of the source each split of a client holds."""
         return self._inner.places(client)
+
+    def made_by(self, client: int) -> dict[str, Any]:
+        """What a client's inputs were made by."""
+        return self._inner.made_by(client)
 
     def unlabelled_sizes(self) -> np.ndarray:
         """Returns how many training samples without a label each client has, int64 of shape (K,)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,6 +86,10 @@ class WithUnseen(Derived):
     def places(self, client: int) -> Places:
         """Returns which samples of the source each split of a client holds."""
         return self._inner.places(self._order[client])
+
+    def made_by(self, client: int) -> dict[str, Any]:
+        """What a client's inputs were made by."""
+        return self._inner.made_by(self._order[client])
 
     def unlabelled_sizes(self) -> np.ndarray:
         """Returns how many training samples without a label each client has, int64 of shape (K,)."""

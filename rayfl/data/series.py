@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -185,7 +185,7 @@ class SeriesDataset(FederatedDataset):
             )
             for place, (mean, deviation) in zip(kept, moments, strict=True)
         ]
-        self._cut, self._targets = cut, targets
+        self._cut, self._targets, self._moments = cut, targets, moments
         self.names = tuple(one.name for one in self._clients)
         width = series[0].values.shape[1]
         shape, outputs = (width, 1, cut.window), targets * cut.horizon
@@ -207,6 +207,11 @@ class SeriesDataset(FederatedDataset):
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
         """See the base class."""
         return {split: self._targets_of(client, split) for split in SPLITS}
+
+    def made_by(self, client: int) -> dict[str, Any]:
+        """See the base class; of forecasts, too."""
+        mean, deviation = self._moments[client]
+        return {"mean": mean.tolist(), "std": deviation.tolist()} if self.spec.scaled else {}
 
     def _split(self, client: int, split: str) -> Examples:
         one = self._clients[client]

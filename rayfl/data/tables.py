@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -100,6 +100,32 @@ class TabularDataset(Derived):
             return Examples(self._seen(raw[split].x, client), raw[split].y)
 
         return OnDemand(read)
+
+    def made_by(self, client: int) -> dict[str, Any]:
+        """What a client's inputs were made by: ``columns``, a dictionary for each number of an input.
+
+        ``name`` is the column's, of a category ``<column>=<value>``, whose input is 1 for this value, else 0. From a
+        number ``mean`` is subtracted, and it is divided by ``std``, if these are there. ``filled`` stands for a missing
+        number, in the file's units. ``missing`` is true of inputs that are 1 where the number is missing, else 0.
+        ``unused`` is true of those that are always 0, because no training sample has them.
+        """
+        options, everybody = self._options, self._everybody
+        moments = self._own(client) if options.standardize == "client" else everybody
+        columns = list[dict[str, Any]]()
+        for place, name in enumerate(options.columns.names):
+            number = place not in options.columns.categories
+            told: dict[str, Any] = {"name": name}
+            if number and options.standardize != "none":
+                told |= {"mean": float(moments.mean[place]), "std": float(moments.std[place])}
+            if place in options.columns.gaps:
+                told["filled"] = float(moments.mean[place])
+            if not everybody.count[place] or (not number and not everybody.mean[place]):
+                told["unused"] = True
+            columns.append(told)
+        for place in options.columns.gaps if options.indicator else ():
+            unused = {} if everybody.count[place] < everybody.rows else {"unused": True}
+            columns.append({"name": options.columns.names[place], "missing": True, **unused})
+        return {"columns": columns}
 
     def load_public(self) -> Tensor:
         """See :class:`FederatedDataset`; with moments of clients' own they are those of all."""

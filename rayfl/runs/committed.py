@@ -176,9 +176,10 @@ def single_model(predictor: Predictor, row: str) -> Model:
         return models[0]
     how = f"{len(models)} models together"
     if len(models) == 1:
-        rule = getattr(predictor.combine, "__qualname__", type(predictor.combine).__name__)
-        how = f"a model and {rule} of the method, which no file of weights has"
-    raise ConfigError(f"--model: {row!r} predicts with {how}, it is no single model")
+        rule = getattr(predictor.combine, "func", predictor.combine)  # of functools.partial
+        name = getattr(rule, "__qualname__", type(rule).__name__)
+        how = f"a model and what the method makes of its outputs ({name}), which no file of weights has"
+    raise ConfigError(f"--model: {row!r} predicts with {how}; it is no single model, choose another row")
 
 
 def personalized_predictor(models: CommittedModels, client: int, model: str | None) -> tuple[str, Predictor]:

@@ -58,8 +58,8 @@ def export_model(models: CommittedModels, client: int, model: str | None, destin
     The tensors have the names of the model's ``state_dict`` and are as they were computed with, on the CPU; parameters
     that require no gradient, which no commit has, are those of the model as it is made today. The file's metadata have,
     next to ``format``, one entry ``rayfl``: JSON with the method, where the model is from, the section ``model`` of its
-    configuration, the kind and shape of its inputs, the section ``transform`` (what was done to images), the modules,
-    the metrics of the tables, and the section ``task`` where it has replaced layers.
+    configuration, the kind and shape of its inputs and what they were made by, the section ``transform`` (what was done
+    to images), the modules, the metrics of the tables, and the section ``task`` where it has replaced layers.
 
     Args:
         models: the commit.
@@ -218,6 +218,7 @@ def _chosen(models: CommittedModels, client: int, model: str | None) -> _Chosen:
             **({} if spec.target == "class" else {"target": spec.target}),
             **({"horizon": spec.horizon} if spec.horizon else {}),
             **({"quantiles": spec.quantiles} if spec.quantiles else {}),
+            **models.parts.dataset.made_by(client),
         },
         "transform": run.config.transform.model_dump(mode="json"),
         # of which the layers are that stand for the last one of the model

@@ -138,6 +138,9 @@ def test_scaling_knows_training_times_alone(scaling: str) -> None:
     )
     for client in range(3):
         assert one.load(client)["train"].x.equal(other.load(client)["train"].x)
+        made = one.made_by(client)
+        back = one.load(client)["train"].x[0, :, 0].double().numpy().T * made["std"] + made["mean"]
+        np.testing.assert_allclose(back, values[client][: CUT.window], atol=1e-5)
         assert one.load(client)["train"].y.equal(other.load(client)["train"].y)
         assert not one.load(client)["test"].y.equal(other.load(client)["test"].y)
         training = values[client][:border] if scaling == "client" else np.concatenate([own[:border] for own in values])

@@ -17,6 +17,7 @@ import torch
 from sklearn.preprocessing import StandardScaler
 
 import rayfl
+from rayfl.data.held_out import WithUnseen
 from rayfl.data.partitions.base import IIDPartition, PathologicalPartition
 from rayfl.data.partitions.dirichlet import DirichletPartition
 from rayfl.data.sources.official import open_official_test
@@ -113,6 +114,35 @@ def test_numbers_are_standardized_by_each_clients_own_training_samples(own: Call
         train = dataset.load(k)["train"].x
         torch.testing.assert_close(train.mean(0), torch.zeros(2), atol=1e-6, rtol=0)
         torch.testing.assert_close(train.std(0, correction=0), torch.ones(2), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"standardize": "client", "missing": "indicator"}, {"missing": "mean"}])
+def test_what_is_told_of_columns_makes_a_models_inputs(
+    own: Callable[..., dict[str, Any]], options: dict[str, Any]
+) -> None:
+    ages: list[float | None] = [None, *AGES[1:]]
+    ages[5] = None
+    changes = {"age": ages, "weeks": [None] * 11 + [3.0], "sex": ["f", "m"] * 5 + ["m", "x"]}
+    section = own(changes=changes, x=[*INPUTS, "weeks"], y="outcome", **options)
+    dataset, rows = WithUnseen(opened(section, validation=0.4), [0]), pq.read_table(section["path"]).to_pylist()
+    for client, hospital in enumerate(dataset.names):
+        of_it = [row for row in rows if row["hospital"] == hospital]
+        for split, places in dataset.places(client).items():
+            for row, seen in zip([of_it[place] for place in places], dataset.load(client)[split].x, strict=True):
+                found = list[float]()
+                for column in dataset.made_by(client)["columns"]:
+                    name, _, category = column["name"].partition("=")
+                    if column.get("unused"):
+                        value = 0.0
+                    elif column.get("missing"):
+                        value = float(row[name] is None)
+                    elif category:
+                        value = float(row[name] == category)
+                    else:
+                        value = column["filled"] if row[name] is None else row[name]
+                        value = (value - column.get("mean", 0)) / column.get("std", 1)
+                    found.append(value)
+                torch.testing.assert_close(torch.tensor(found), seen)
 
 
 def test_missing_numbers_are_filled_by_the_training_mean_and_said(own: Callable[..., dict[str, Any]]) -> None:
