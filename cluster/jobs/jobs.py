@@ -21,7 +21,14 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from cluster.jobs.following import first_line, wait_for_end
-from cluster.jobs.shipping import build_wheel, check_modules, check_places, own_modules, warn_of_left_out
+from cluster.jobs.shipping import (
+    build_wheel,
+    check_modules,
+    check_places,
+    own_modules,
+    warn_of_left_out,
+    warn_of_unsent,
+)
 from cluster.jobs.stopping import stop_wait_s
 from rayfl.config.identity import older_fingerprints
 from rayfl.config.loading import to_yaml
@@ -164,6 +171,8 @@ def _runtime_env(config: ExperimentConfig, options: JobOptions, folder: Path) ->
             raise ConfigError(f"--working-dir: {options.working_dir} is no folder")
         warn_of_left_out(config, options.working_dir)
         content["working_dir"] = str(options.working_dir)
+    else:
+        warn_of_unsent(config)
     if "PYTHONPATH" not in options.environment:
         if options.working_dir is not None:
             check_modules(config, options.working_dir)

@@ -111,6 +111,21 @@ def warn_of_left_out(config: ExperimentConfig, working_dir: Path) -> None:
             _log.warning("--working-dir: %s is not sent, because of %s: take it out there%s", file, by, fix)
 
 
+def warn_of_unsent(config: ExperimentConfig) -> None:
+    """Warns of files of the current folder that the run needs, where no folder is sent.
+
+    Args:
+        config: names files by paths below the folder where the run starts.
+    """
+    for path in _paths(config.model_dump()):
+        if not path.is_absolute() and path.exists():
+            _log.warning(
+                "%s lies in the current folder, which is not sent: give --working-dir . if the nodes do not have it in "
+                "their data root (RAYFL_DATA), or a path that begins with /",
+                path,
+            )
+
+
 def _left_out_by(path: Path, folder: Path) -> Path | None:
     """Returns the file by which Ray leaves out a path below a folder that it sends; None if it sends it."""
     names = [".rayignore"] if os.environ.get(_WITHOUT_GITIGNORE) == "1" else [".gitignore", ".rayignore"]

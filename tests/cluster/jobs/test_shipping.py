@@ -19,13 +19,13 @@ from tests.support.jobs import FakeClient
 METHOD = "from algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    name: str = 'mine'\n"
 
 
-def warnings_of(folder: Path, caplog: pytest.LogCaptureFixture, **changes: str) -> list[str]:
-    """What is said when a run with the data ``data/rows.csv`` is sent with a folder."""
+def warnings_of(folder: Path, caplog: pytest.LogCaptureFixture, sent: bool = True, **changes: str) -> list[str]:
+    """What is said when a run with the data ``data/rows.csv`` is sent, with a folder or without."""
     content = small_experiment(folder, "tiny", "fedavg") | {"dataset": {"name": "parquet", "path": "data/rows.csv"}}
     content |= {"partition": {"name": "natural"}, **changes}
     caplog.clear()
     with caplog.at_level("WARNING", "rayfl"):
-        options = JobOptions(ship=False, working_dir=folder)
+        options = JobOptions(ship=False, working_dir=folder if sent else None)
         submit(FakeClient(), load_config(Experiment, content, {}), options)  # type: ignore[arg-type]
     return [record.getMessage() for record in caplog.records if record.name == "rayfl"]
 
@@ -75,6 +75,17 @@ def test_a_folder_of_data_and_a_module_that_are_left_out_are_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     said = warnings_of(tmp_path, caplog, algorithm="ignored_module:Mine")
     assert ["data/rows.csv" in line or "ignored_module.py" in line for line in said] == [True, True]
+
+
+def test_data_of_a_folder_that_is_not_sent_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not warnings_of(tmp_path, caplog, sent=False)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.csv").write_text("x,y\n")
+    (said,) = warnings_of(tmp_path, caplog, sent=False)
+    assert "data/rows.csv lies in the current folder, which is not sent: give --working-dir ." in said
 
 
 @pytest.mark.parametrize(
