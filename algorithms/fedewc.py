@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -10,9 +11,11 @@ from algorithms.base import setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.fisher import FisherInformation
 from algorithms.parts.mixture import parameters
+from algorithms.parts.requirements import without_stages
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.data.partitions.stage import Staged
 from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree, copy, map_leaves
 from rayfl.tasks.base import Batch, Predictor, Task
@@ -75,6 +78,9 @@ class FedEWC(FisherInformation, FineTuned):
         "where a client is held: at the model that it trained last, or at the one that it received as the stage began",
         unless=_OFF,
     )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return without_stages(context, "federated averaging")
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         stages, stage, state = client.context.stages, client.context.stage, client.state

@@ -15,6 +15,7 @@ from algorithms.parts.masks import kept_count
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.robust import combined
 from rayfl.engine.client import Client
+from rayfl.engine.round_context import RoundContext
 from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
@@ -61,6 +62,14 @@ class FedLD(FineTuning):
     )
     direction_share: float = setting(0.8, "kappa", "share of the principal directions that are taken", gt=0, le=1)
     mean_rounds: int = setting(1, "R", "first rounds of the run, whose server takes the mean", ge=0)
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        if self.mean_rounds < context.rounds:
+            return ()
+        return (
+            f"no step along principal directions: algorithm.mean_rounds is {self.mean_rounds}, but the run has "
+            f"{context.rounds} rounds",
+        )
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model, network = server["model"], clients.task.network

@@ -74,7 +74,10 @@ class FedLSR(FineTuned):
         "T",
         "temperature of q; below 1 it is sharper",
         gt=0,
-        unless={"consistency_weight and entropy_weight": ((0, 0),)},
+        unless={
+            "consistency_weight and entropy_weight": ((0, 0),),
+            "rotate and flip and jitter and entropy_weight": ((0, False, 0, 0),),
+        },
     )
     entropy_weight: float = setting(0.0, "lambda_e", "weight of the entropy; 0: none (official code: 0.6)", ge=0)
     bounded: bool = setting(True, "", "whether probabilities count as logits in the cross-entropy and the entropy")

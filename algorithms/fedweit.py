@@ -14,6 +14,7 @@ from algorithms.parts.decomposed import based, by_row, composed, merged, shared_
 from algorithms.parts.masks import kept_count
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_counts
+from algorithms.parts.requirements import without_stages
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
@@ -88,6 +89,9 @@ class FedWeIT(Algorithm):
                 "algorithm: fedweit shares the weights of layers below the head, of which this model trains none: "
                 "choose a model with hidden layers, or another method, such as flwf"
             )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return without_stages(context, "one stage, without what others had before")
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = super().init(task, context)["model"]

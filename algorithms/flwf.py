@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.prototypes import class_counts
+from algorithms.parts.requirements import without_stages
 from algorithms.parts.transfer import distillation, limited
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -88,6 +89,9 @@ class FLwF(FineTuned):
                 f"{self.client_weight} are more than 1 together, and leave less than nothing for the server's model: "
                 "lower one of the two"
             )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return without_stages(context, "federated averaging")
 
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         stages = client.context.stages

@@ -14,6 +14,7 @@ from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.places import from_digits, in_digits, passes
 from algorithms.parts.prototypes import class_counts
+from algorithms.parts.requirements import without_stages
 from algorithms.parts.synthesis import agreed_divergence, draw_generator, generated, statistics_apart
 from algorithms.parts.transfer import distillation, limited
 from rayfl.aggregation.exact_sum import Weighted
@@ -120,6 +121,9 @@ class TARGET(FineTuned):
                 f"algorithm: target cannot learn task={task.name} from {what}: a generator makes arrays of numbers "
                 "between bounds. Choose another method, such as flwf or fedewc"
             )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        return without_stages(context, "federated averaging")
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         server = super().init(task, context)

@@ -155,6 +155,18 @@ def clipped_together(context: RoundContext, what: str) -> tuple[str, ...]:
     return (f"train.max_grad_norm is about the gradients of {what} together, so that each shortens the other",)
 
 
+def without_stages(context: RoundContext, otherwise: str) -> tuple[str, ...]:
+    """Says what a method for data that change is where they do not; nothing where they do.
+
+    Args:
+        context: of round 0.
+        otherwise: what it is then.
+    """
+    if context.stages.active:
+        return ()
+    return (f"the clients' data stay as they are (the section stages), so that this is {otherwise}",)
+
+
 def check_sgd(method: str, train: TrainConfig, reason: str, heavy_ball: bool = False) -> None:
     """Refuses an optimizer other than SGD, for a method whose own formulas suppose its steps.
 
