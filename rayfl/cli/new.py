@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import keyword
 import os
@@ -63,7 +64,7 @@ def made(kind: Kind, name: str) -> dict[str, str]:
         name: a lower-case Python name.
 
     Raises:
-        ConfigError: the name is none that a module can have.
+        ConfigError: the name is none that a module can have, or one of something that the module imports.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or name.startswith("_"):
         raise ConfigError(
@@ -80,7 +81,17 @@ def made(kind: Kind, name: str) -> dict[str, str]:
     )
     title = "".join(word.capitalize() for word in name.split("_"))
     files = {f"{kind}.py": f"{name}.py", f"{kind}.yaml": f"{name}.yaml", f"test_{kind}.py": f"test_{name}.py"}
-    return {to: environment.get_template(file).render(name=name, title=title) for file, to in files.items()}
+    found = {to: environment.get_template(file).render(name=name, title=title) for file, to in files.items()}
+    _check_imported(name, title, found[f"{name}.py"])
+    return found
+
+
+def _check_imported(name: str, title: str, text: str) -> None:
+    """Refuses names that would stand for something else, too, that the module imports."""
+    for line in ast.parse(text).body:
+        for imported in line.names if isinstance(line, ast.Import | ast.ImportFrom) else ():
+            if (called := imported.asname or imported.name) in (name, title):
+                raise ConfigError(f"{name!r}: the file imports something else called {called}; choose another name")
 
 
 def check_name(name: str, folder: Path) -> None:

@@ -97,6 +97,12 @@ def test_names_of_other_modules_are_refused(name: str, here: Path) -> None:
     assert not list(here.iterdir())
 
 
+@pytest.mark.parametrize(("kind", "name"), [("method", "predictor"), ("data", "np"), ("model", "nn")])
+def test_names_of_what_the_file_imports_are_refused(kind: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}': the file imports something else called"):
+        made(kind, name)
+
+
 def test_a_module_of_the_same_folder_is_no_other_one(here: Path) -> None:
     (here / "mine.py").write_text("")
     check_name("mine", here)
