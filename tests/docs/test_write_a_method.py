@@ -65,6 +65,15 @@ def test_the_method_personalizes_and_continues(folder: Path) -> None:
     assert again.clients.equals(result.clients)
 
 
+def test_a_method_that_predicts_in_another_way_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "angles.py").write_text(next(block for block in code if "class CosineHead" in block))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = {"algorithm": "angles:CosineHead", "storage_path": str(tmp_path), "name": "run", **INLINE}
+    run = rayfl.run("quickstart", **settings, **{"train.rounds": 4, "evaluation.every": 4, "engine.mode": "vectorized"})
+    assert {row["model"]: row for row in final_rows(run.rounds)}["personalized"]["top1"] > 0.6
+
+
 @pytest.mark.slow
 def test_every_command_shows_the_method_by_the_model_that_it_says(
     folder: Path, monkeypatch: pytest.MonkeyPatch
