@@ -60,7 +60,7 @@ def _message(problem: Any, dotted: str, path: Sequence[str], owners: Sequence[ty
     kind, context, value = problem["type"], problem.get("ctx", {}), problem["input"]
     if kind == "extra_forbidden":
         fields = sorted({field for owner in owners for field in owner.model_fields})
-        meant = _in_sections(path[-1], owners) or nearest(path[-1], fields)
+        meant = _by_symbol(path[-1], owners) or _in_sections(path[-1], owners) or nearest(path[-1], fields)
         return f"unknown{meant}; allowed: {', '.join(fields)}"
     if kind == "union_tag_invalid":
         names = [tag.strip().strip("'") for tag in context["expected_tags"].split(",")]
@@ -107,6 +107,17 @@ def _walk(location: Sequence[Any], schema: type[BaseModel]) -> tuple[list[str], 
         annotations = [m.model_fields[part].annotation for m in here if part in m.model_fields]
         here = [model for annotation in annotations for model in _models(annotation)]
     return path, owners
+
+
+def _by_symbol(word: str, owners: Sequence[type[BaseModel]]) -> str:
+    """`` (did you mean 'option', the paper's word?)`` where that is the symbol of an option of a method."""
+    found = set[str]()
+    for owner in owners:
+        for option, about in owner.model_fields.items():
+            extra = about.json_schema_extra
+            if isinstance(extra, Mapping) and word == extra.get("symbol"):
+                found.add(option)
+    return f" (did you mean {' or '.join(map(repr, sorted(found)))}, the paper's {word}?)" if found else ""
 
 
 def _in_sections(word: str, owners: Sequence[type[BaseModel]]) -> str:

@@ -73,6 +73,10 @@ def test_a_method_of_another_class_than_its_name_says_is_refused() -> None:
             r"algorithm.proximal_wieght: unknown \(did you mean 'proximal_weight'\?\)",
         ),
         (
+            {"name": "fedprox", "mu": 1.0},
+            r"algorithm.mu: unknown \(did you mean 'proximal_weight', the paper's mu\?\)",
+        ),
+        (
             {"name": "fedprox", "proximal_weight": -1},
             r"algorithm.proximal_weight: should be greater than or equal to 0",
         ),
