@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -72,6 +72,8 @@ class InputSpec:
         horizon: of windows of series, inputs of shape (series, 1, times), how many times are forecast of the first
             ``forecast_series`` series; 0 where inputs are none.
         scaled: whether targets are scaled by deviations, so that errors are not in the units of the data.
+        groups: of samples that say to which group of people each belongs, by a sensitive attribute, the groups' names;
+            empty where they do not.
         quantiles: of windows of series, which quantiles of each number a model says: of its ``num_classes`` outputs
             those of a number follow each other. Empty where it says one number; and of data, which do not know it.
     """
@@ -86,6 +88,7 @@ class InputSpec:
     horizon: int = 0
     scaled: bool = False
     quantiles: tuple[float, ...] = ()
+    groups: tuple[str, ...] = ()
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -179,14 +182,33 @@ def lengths_of(x: torch.Tensor, padding: int | None) -> torch.Tensor:
 class Examples:
     """Samples of one client and split: ``x`` of shape (n, *input shape), ``y`` of shape (n,) or (n, *target shape).
 
-    Those that a method makes to train on may have other targets: ``y`` of shape (n, ...), a row a sample.
+    Those that a method makes to train on may have other targets: ``y`` of shape (n, ...), a row a sample. ``group`` is
+    the group of people that each sample is of, a position in :attr:`InputSpec.groups`, int64 of shape (n,); None where
+    the data say nothing of that.
     """
 
     x: torch.Tensor
     y: torch.Tensor
+    group: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> Self:
+        """Returns some of the samples: a slice, or their places."""
+        return replace(self, x=self.x[rows], y=self.y[rows], group=None if self.group is None else self.group[rows])
+
+    def to(self, device: torch.device) -> Self:
+        """Returns the samples on a device."""
+        group = None if self.group is None else self.group.to(device)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), group=group)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Returns the samples of several parts, at least one, in their order; all parts have groups, or none."""
+        groups = [part.group for part in parts if part.group is not None]
+        x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+        return cls(x, y, torch.cat(groups) if groups else None)
 
     @classmethod
     def unlabelled(cls, x: torch.Tensor) -> Self:

@@ -13,7 +13,7 @@ import torch
 from actors.hosting.ahead import Key, ReadAhead
 from actors.hosting.memory import LeastRecentlyUsed, Lookups
 from rayfl.data.federated import FederatedDataset, OnDemand
-from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own
+from rayfl.data.soundness import check_examples, check_finite, check_inputs, check_own, check_targets
 from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.examples import SPLITS, UNLABELLED, Examples
 from rayfl.naming.splits import stage_in
@@ -127,7 +127,7 @@ class Samples:
         # A data set that loads all splits at once has all of them cached and counted, so that none is read again.
         names = (split,) if isinstance(parts, OnDemand) else tuple(parts)
         # All or none: a split that stayed loaded after the next one failed would not be counted.
-        moved = {name: Examples(parts[name].x.to(self._device), parts[name].y.to(self._device)) for name in names}
+        moved = {name: parts[name].to(self._device) for name in names}
         for name, part in moved.items():
             self._loaded[client, name] = part
             self._lent.setdefault(client, {})[name] = WriteGuard({"inputs": part.x, "labels": part.y})
@@ -232,8 +232,7 @@ class Samples:
         return self._together(self._everybody, split)
 
     def _together(self, clients: Sequence[int], split: str) -> Examples:
-        parts = [self._read_split(client, split) for client in clients]
-        return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return Examples.joined([self._read_split(client, split) for client in clients])
 
     def official(self, first: int, read: Callable[[], Examples]) -> Examples:
         """Returns a piece of the official test part on the device, cached like clients' samples.
@@ -264,8 +263,7 @@ class Samples:
 
     def _cached(self, key: Key, read: Callable[[], Examples]) -> Examples:
         if key not in self._loaded:
-            part = read()
-            self._loaded[key] = Examples(part.x.to(self._device), part.y.to(self._device))
+            self._loaded[key] = read().to(self._device)
             lent = WriteGuard({"inputs": self._loaded[key].x, "labels": self._loaded[key].y})
             self._lent.setdefault(key[0], {})[key[1]] = lent
         found = self._loaded[key]
@@ -290,7 +288,7 @@ class Samples:
         if self._public_labels is None:
             with self._reading:
                 y = torch.from_numpy(self._dataset.public_labels())
-            check_examples(Examples(x.cpu(), y), self._dataset.spec, "the public samples")
+            check_targets(y, self._dataset.spec, "the public samples")
             self._public_labels = y.to(self._device)
             self._lent_public = WriteGuard({"samples": x, "labels": self._public_labels})
         return Examples(x, self._public_labels)

@@ -152,7 +152,7 @@ class Scorer:
         task, rows, found = predictors[name].task or self._task, samples_at_a_time(self._batch_size, self._task), []
 
         def find(here: slice) -> None:
-            found.append(sample_losses(predictors[name], task, Examples(examples.x[here], examples.y[here]), rows))
+            found.append(sample_losses(predictors[name], task, examples[here], rows))
 
         with self._timed():
             self._pieces.over(len(examples), find)
@@ -201,7 +201,7 @@ class Scorer:
         total = {name: Statistics.empty(self._task.measures) for name in predictors}
 
         def add(here: slice) -> None:
-            examples = Examples(part.x[here].to(self._device), part.y[here].to(self._device))
+            examples = part[here].to(self._device)
             for name, statistics in self.score(predictors, examples, "official").items():
                 total[name] += statistics
 

@@ -33,6 +33,7 @@ ADDED: Mapping[str, Any] = {
     "augment.resized_crop": 1.0,
     "compression": {"name": "none"},
     "contribution": {"name": "none"},
+    "dataset.group": None,
     "dataset.ignore": None,
     "dataset.labels": "as_found",
     "stages": {"name": "none"},
@@ -68,6 +69,7 @@ ADDED: Mapping[str, Any] = {
     "model.projection": None,
     "model.prompt": None,
     "noise.clients": 1.0,
+    "partition.by": "class",
     "partition.classes_per_client": None,
     "partition.iid_share": None,
     "privacy": {

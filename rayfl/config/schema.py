@@ -40,7 +40,8 @@ from rayfl.naming.objects import import_object, names_an_object
 from rayfl.naming.texts import Name
 from rayfl.selection.strategies import Selection, Uniform
 from rayfl.system.config import NoSystem, System
-from rayfl.tasks.registry import ClassificationSection, TaskConfig
+from rayfl.tasks.classification_section import ClassificationSection
+from rayfl.tasks.registry import TaskConfig
 from rayfl.valuation.section import Contribution, NoContribution
 
 

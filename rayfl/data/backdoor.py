@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ class WithBackdoor(Derived):
         chosen = self._chosen(client, split, len(examples))
         x = examples.x.clone()
         x[chosen] = self._backdoor.trigger.put(x[chosen], self._which[client])
-        return Examples(x, torch.from_numpy(self._relabelled(examples.y.numpy(), chosen)))
+        return replace(examples, x=x, y=torch.from_numpy(self._relabelled(examples.y.numpy(), chosen)))
 
     def _relabelled(self, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         found = y.copy()

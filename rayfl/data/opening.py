@@ -119,7 +119,7 @@ def _divided(config: DataSections, opened: Samples | NaturalPath, streams: Rando
 
 def _pooled(config: DataSections, samples: Samples, streams: RandomStreams) -> PooledDataset:
     made = _of_samples(config, samples, streams)
-    made.domains, made.domain = samples.domains, samples.domain
+    made.domains, made.domain, made.group = samples.domains, samples.domain, samples.group
     return made
 
 
@@ -174,7 +174,7 @@ def _divided_by(config: DataSections, samples: Samples) -> np.ndarray:
     """Returns what the partition divides samples by, of shape (N,).
 
     Raises:
-        ConfigError: it needs classes, or domains, and the data have none.
+        ConfigError: it needs classes, domains or groups of people, and the data have none.
     """
     y, spec = samples.y, samples.spec
     if isinstance(config.partition, DomainsPartition):
@@ -186,6 +186,14 @@ def _divided_by(config: DataSections, samples: Samples) -> np.ndarray:
                 "partition"
             )
         return samples.domain
+    if getattr(config.partition, "by", "class") == "group":
+        if (group := samples.grouped()) is None:
+            raise ConfigError(
+                f"partition.by=group divides samples by groups of people, and dataset {config.dataset.name!r} does not "
+                "say of which one each is: name the column that does (dataset.group), choose synthetic_groups or adult "
+                "(docs/group-fairness.md), or leave the option out"
+            )
+        return group
     reads = getattr(config.partition, "reads", "classes")
     if spec.target == "class" or isinstance(config.partition, NaturalPartition):
         return y

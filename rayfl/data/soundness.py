@@ -16,7 +16,7 @@ from rayfl.metrics.language import IGNORED
 
 
 def check_examples(examples: Examples, spec: InputSpec, whose: str, first: int = 0) -> None:
-    """Makes sure that labels and tokens are in the range that their data set names.
+    """Makes sure that labels, tokens and groups are in the range that their data set names.
 
     Args:
         examples: on the CPU.
@@ -31,6 +31,15 @@ def check_examples(examples: Examples, spec: InputSpec, whose: str, first: int =
         raise DataError(f"{whose}: {len(examples.x)} samples have {len(examples.y)} labels")
     check_targets(examples.y, spec, whose, first)
     check_inputs(examples.x, spec, whose, first)
+    if spec.groups:
+        group = examples.group
+        if group is None or group.shape != (len(examples),):
+            found = "no groups" if group is None else f"groups of the shape {tuple(group.shape)}"
+            raise DataError(
+                f"{whose}: {found}, but the data set says that each of the {len(examples)} samples is of one of "
+                f"{len(spec.groups)}"
+            )
+        _check_range(group, len(spec.groups), f"{whose}: the group", "groups", first)
 
 
 def unfit_targets(y: np.ndarray, target: Target) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -137,7 +138,7 @@ class _Arrived(_AtStage):
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client, on the CPU."""
         found = self._inner.load(client)
-        return OnDemand(lambda split: _chosen(found[split], self._there(client, split)))
+        return OnDemand(lambda split: found[split][torch.from_numpy(self._there(client, split))])
 
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
         """The targets of one client by split."""
@@ -152,7 +153,7 @@ class _Arrived(_AtStage):
     def tested(self, client: int) -> Examples:
         """Returns a client's test samples of this stage alone."""
         arrivals = self._whole.arrivals(client)[SPLITS.index("test")]
-        return _chosen(self._inner.load(client)["test"], np.flatnonzero(arrivals == self._stage))
+        return self._inner.load(client)["test"][torch.from_numpy(np.flatnonzero(arrivals == self._stage))]
 
     def _there(self, client: int, split: str) -> np.ndarray:
         if split == "train":
@@ -173,8 +174,7 @@ class _Joined(_AtStage):
     def load(self, client: int) -> Mapping[str, Examples]:
         """The three splits of one client, on the CPU."""
         found = self._inner.load(client)
-        nobody = np.empty(0, dtype=np.int64)
-        return OnDemand(lambda split: _chosen(found[split], nobody) if self._lacks(client, split) else found[split])
+        return OnDemand(lambda split: found[split][:0] if self._lacks(client, split) else found[split])
 
     def labels(self, client: int) -> Mapping[str, np.ndarray]:
         """The targets of one client by split."""
@@ -200,7 +200,7 @@ class _Drifted(_AtStage):
         def read(split: str) -> Examples:
             stages, concept = self._of(client)
             x = stages.changed_inputs(found[split].x, concept, self._whole.black)
-            return Examples(x, torch.from_numpy(self._changed(client, found[split].y.numpy())))
+            return replace(found[split], x=x, y=torch.from_numpy(self._changed(client, found[split].y.numpy())))
 
         return OnDemand(read)
 
@@ -219,11 +219,6 @@ class _Drifted(_AtStage):
     def _changed(self, client: int, y: np.ndarray) -> np.ndarray:
         stages, concept = self._of(client)
         return stages.changed_labels(y, concept, self._whole.classes)
-
-
-def _chosen(examples: Examples, places: np.ndarray) -> Examples:
-    chosen = torch.from_numpy(places)
-    return Examples(examples.x[chosen], examples.y[chosen])
 
 
 def _check_kind(dataset: FederatedDataset, stages: Staged) -> None:

@@ -26,12 +26,15 @@ class TableColumns:
         categories: which are a category's value each, 0 or 1; the others are numbers.
         gaps: which have missing values (nan).
         groups: how many values each category has, in the order of ``categories``.
+        people: the groups of people that rows are of, by a sensitive attribute. Where there are some, rows have one
+            more number at the end, a position among these, which no model sees.
     """
 
     names: tuple[str, ...]
     categories: tuple[int, ...] = ()
     gaps: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
+    people: tuple[str, ...] = ()
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -81,7 +84,7 @@ class TabularDataset(Derived):
     a number that none has, and the column that says where one is missing where none lacks it.
 
     Args:
-        inner: the data set; its inputs are of shape (D,), nan where a number is missing.
+        inner: the data set; its inputs are of shape (D,), nan where a number is missing, or (D + 1,) with ``people``.
         options: what is done.
     """
 
@@ -90,14 +93,18 @@ class TabularDataset(Derived):
         self._options = options
         self.preprocess = None
         width = len(options.columns.names) + (len(options.columns.gaps) if options.indicator else 0)
-        self.spec = replace(inner.spec, shape=(width,), categories=options.columns.ranges)
+        self._width = len(options.columns.names)
+        groups = options.columns.people or inner.spec.groups
+        self.spec = replace(inner.spec, shape=(width,), categories=options.columns.ranges, groups=groups)
 
     def load(self, client: int) -> Mapping[str, Examples]:
         """See :class:`FederatedDataset`."""
         raw = self._inner.load(client)
 
         def read(split: str) -> Examples:
-            return Examples(self._seen(raw[split].x, client), raw[split].y)
+            found = raw[split]
+            group = found.x[:, -1].long() if self._options.columns.people else found.group
+            return Examples(self._seen(found.x, client), found.y, group)
 
         return OnDemand(read)
 
@@ -133,7 +140,7 @@ class TabularDataset(Derived):
 
     def _seen(self, x: Tensor, client: int | None) -> Tensor:
         """Rows as a model sees them."""
-        options, values = self._options, x.numpy().astype(np.float64)
+        options, values = self._options, x[:, : self._width].numpy().astype(np.float64)
         absent = np.isnan(values)
         moments = self._everybody
         if client is not None and options.standardize == "client":
@@ -175,7 +182,7 @@ class TabularDataset(Derived):
         return _Moments(count, len(values), mean, std)
 
     def _training(self, client: int) -> np.ndarray:
-        return self._inner.load(client)["train"].x.numpy().astype(np.float64)
+        return self._inner.load(client)["train"].x[:, : self._width].numpy().astype(np.float64)
 
 
 def _positive(std: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -111,7 +111,8 @@ class ClientStreams:
             return examples
         generator = self.context.streams.generator("augment.gradient", self.round, self.client)
         drawn = Variations(augmentation, augmentation.draw(generator, len(examples)))
-        return Examples(*drawn.to(examples.x.device).applied(examples.x, examples.y))
+        x, y = drawn.to(examples.x.device).applied(examples.x, examples.y)
+        return replace(examples, x=x, y=y)
 
     def private(
         self,

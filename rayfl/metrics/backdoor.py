@@ -32,6 +32,7 @@ class BackdoorMeasures(ClassificationMeasures):
         classes: see the base class.
         thresholds: see the base class.
         groups: see the base class.
+        people: see the base class.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class BackdoorMeasures(ClassificationMeasures):
         classes: int = 0,
         thresholds: int = 101,
         groups: np.ndarray | None = None,
+        people: int = 0,
     ) -> None:
-        super().__init__(further, classes, thresholds, groups)
+        super().__init__(further, classes, thresholds, groups, people)
         self.size += 2
         self.metrics = (*self.metrics, ASR)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rayfl.metrics.frequency import BY_FREQUENCY, GROUPS, members
 from rayfl.metrics.measures import DIVERGED, MeasuresBySample, Metric, counted, ratio
+from rayfl.metrics.people import CELLS, FAIRNESS, cells, differences, undefined
 from rayfl.metrics.thresholds import areas_under_roc, at_or_above, levels
 
 NUM_BINS = 15
@@ -166,7 +167,10 @@ _FURTHER = {
     "f1_macro": (Metric("f1_macro", "macro F1", "higher", 100, 2, "%"),),
     "auroc": (Metric("auroc", "AUROC", "higher", 100, 2, "%"),),
     BY_FREQUENCY: GROUPS,
+    **{name: (metric,) for name, metric in FAIRNESS.items()},
 }
+_BY_PEOPLE = "people"
+"""The sums that the metrics of group fairness share."""
 
 
 class ClassificationMeasures(MeasuresBySample):
@@ -176,13 +180,15 @@ class ClassificationMeasures(MeasuresBySample):
     mean over the classes with both kinds of samples of the area under the curve of one class against the others, from
     counts at thresholds of the probability (:func:`rayfl.metrics.thresholds.levels` around 1/C; as torchmetrics has it
     with these ``thresholds``, where no probability is 1). ``top1_by_frequency`` is three metrics, the accuracy on
-    frequent, medium and rare classes (:func:`rayfl.metrics.frequency.frequency_groups`).
+    frequent, medium and rare classes (:func:`rayfl.metrics.frequency.frequency_groups`). Those of
+    :mod:`rayfl.metrics.people` compare groups of people, and are undefined for samples that do not say theirs.
 
     Args:
-        further: names among ``f1_macro``, ``auroc`` and ``top1_by_frequency``.
+        further: names among ``f1_macro``, ``auroc``, ``top1_by_frequency``, and those of group fairness.
         classes: C; needed where there is a further metric.
         thresholds: at how many probabilities ``auroc`` counts.
         groups: by class 0, 1 or 2, integers of shape (C,), of ``top1_by_frequency``.
+        people: how many groups of people there are.
     """
 
     def __init__(
@@ -191,35 +197,51 @@ class ClassificationMeasures(MeasuresBySample):
         classes: int = 0,
         thresholds: int = 101,
         groups: np.ndarray | None = None,
+        people: int = 0,
     ) -> None:
         self.further, self.classes, self.thresholds = tuple(further), classes, thresholds
         # without groups every class is in none; nothing where none are asked for, since this travels with scores
         self._members = members(np.full(classes, -1) if groups is None else groups) if BY_FREQUENCY in further else None
         sizes = {"f1_macro": 3 * classes, "auroc": 2 * classes * thresholds, BY_FREQUENCY: 2 * len(GROUPS)}
-        self._sizes = {name: sizes[name] for name in self.further}
+        self._sizes = {name: sizes[name] for name in self.further if name in sizes}
+        self._people = people
+        if any(name in FAIRNESS for name in self.further):
+            self._sizes[_BY_PEOPLE] = CELLS * people
         self.size = STATISTICS_SIZE + sum(self._sizes.values())
         self.metrics = (*_METRICS, *(metric for name in self.further for metric in _FURTHER[name]))
+
+    def targets(self, y: Tensor, group: Tensor | None) -> Tensor:
+        """See the base class; where groups of people are compared, class and group, int64 of shape (n, 2)."""
+        return y if _BY_PEOPLE not in self._sizes or group is None else torch.stack([y, group], 1)
 
     def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """See the base class; log-probabilities of shape (n, C) and labels of shape (n,).
 
         Tensors of :func:`outcomes`; for further metrics, of shape (n, C), which class it is and which is predicted, and
-        the probabilities.
+        the probabilities; and of groups of people, those of :func:`rayfl.metrics.people.cells`.
+
+        Args:
+            predictions: the log-probabilities.
+            targets: the labels, or of shape (n, 2) labels and groups of people (:meth:`targets`).
         """
-        found = outcomes(predictions, targets)
+        labels, group = (targets, torch.full_like(targets, -1)) if targets.dim() == 1 else targets.unbind(1)
+        found = outcomes(predictions, labels)
         if not self.further:
             return found
-        classes = torch.arange(self.classes, device=targets.device)
+        classes = torch.arange(self.classes, device=labels.device)
         # Not argmax, which takes another one of equal classes than accuracy does.
-        own, said = (one[:, None] == classes for one in (targets, _most_probable(predictions)[1][:, 0]))
-        return *found, own, said, predictions[:, : self.classes].exp()  # a model may have outputs of no class
+        predicted = _most_probable(predictions)[1][:, 0]
+        own, said = (one[:, None] == classes for one in (labels, predicted))
+        # a model may have outputs of no class
+        more = *found, own, said, predictions[:, : self.classes].exp()
+        return (*more, cells(group, labels, predicted, self._people)) if _BY_PEOPLE in self._sizes else more
 
     def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
         """See the base class."""
         chosen, top, hits, *others = found
         parts = [summed(chosen, top, hits, mask)]
-        for name in self.further:
-            own, said, probabilities = others
+        for name in self._sizes:
+            own, said, probabilities, *people = others
             if name == "f1_macro":
                 parts.append(counted(torch.cat([own & said, said, own], -1), mask).sum(-2).double())
             elif name == BY_FREQUENCY:
@@ -227,6 +249,8 @@ class ClassificationMeasures(MeasuresBySample):
                 inside = own.double() @ torch.from_numpy(self._members).to(own.device).double()
                 right = inside * (own & said).any(-1, keepdim=True)
                 parts.append(counted(torch.cat([inside, right], -1), mask).sum(-2))
+            elif name == _BY_PEOPLE:
+                parts.append(counted(people[0], mask).sum(-2).double())
             else:
                 parts.append(at_or_above(probabilities, own, self._levels(), mask).flatten(-3))
         return torch.cat(parts, -1)
@@ -249,6 +273,9 @@ class ClassificationMeasures(MeasuresBySample):
                 samples, right = np.moveaxis(part.reshape(*part.shape[:-1], 2, len(GROUPS)), -2, 0)
                 shares = np.moveaxis(ratio(right, samples), -1, 0)
                 found |= {metric.name: share for metric, share in zip(GROUPS, shares, strict=True)}
+            elif name == _BY_PEOPLE:
+                apart = differences(part.reshape(*part.shape[:-1], self._people, 2, 2))
+                found |= {name: apart[name] for name in self.further if name in FAIRNESS}
             else:
                 found[name] = areas_under_roc(part.reshape(*part.shape[:-1], 2, self.classes, self.thresholds))
         return found
@@ -259,6 +286,8 @@ class ClassificationMeasures(MeasuresBySample):
             return "no class has both samples of it and of others"
         if any(name == metric.name for metric in GROUPS):
             return "they have no sample of such a class"
+        if name in FAIRNESS:
+            return undefined(name)
         return DIVERGED
 
 

@@ -111,6 +111,15 @@ class Measures(ABC):
             By metric, float64 of shape (...).
         """
 
+    def targets(self, y: Tensor, group: Tensor | None) -> Tensor:
+        """Returns what samples are scored by, one row a sample, as :meth:`statistics` takes it; by default ``y``.
+
+        Args:
+            y: the samples' targets, n rows.
+            group: of which group of people each is, int64 of shape (n,); None where the data do not say that.
+        """
+        return y
+
     def measured_on(self, name: str, split: str) -> bool:
         """Returns whether a metric is measured on a split; where it is not it is null, and nobody is told."""
         return True

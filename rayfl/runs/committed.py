@@ -149,15 +149,13 @@ class CommittedModels:
             RunError: when there are none.
         """
         chosen = range(self.parts.num_clients) if clients is None else clients
-        found = [self.dataset.load(client)[split] for client in chosen]
-        x, y = torch.cat([part.x for part in found]), torch.cat([part.y for part in found])
-        if not len(y):
+        found = Examples.joined([self.dataset.load(client)[split] for client in chosen])
+        if not len(found):
             raise RunError(f"{self.run.uri}: no samples in the split {split}")
-        if len(y) > most:
-            order = self.parts.streams.generator("inspection").permutation(len(y))[:most]
-            places = torch.from_numpy(order).sort().values
-            x, y = x[places], y[places]
-        return Examples(x, y)
+        if len(found) > most:
+            order = self.parts.streams.generator("inspection").permutation(len(found))[:most]
+            found = found[torch.from_numpy(order).sort().values]
+        return found
 
 
 def _was_last(run: RunFolder, rounds: int) -> bool:

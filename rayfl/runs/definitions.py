@@ -8,6 +8,7 @@ from typing import Any
 from rayfl.config.added import ABSENT, comparable, value_at
 from rayfl.config.differences import text_of
 from rayfl.metrics.frequency import GROUPS
+from rayfl.metrics.people import FAIRNESS
 
 _BY_FREQUENCY = tuple(metric.name for metric in GROUPS)
 _OVERLAPS = ("dice", "iou", "dice_by_sample")
@@ -23,6 +24,7 @@ _OF_TASKS = {
     "task.thresholds": ("auroc", "map"),
     "task.frequency": _BY_FREQUENCY,
     "task.frequency_bounds": _BY_FREQUENCY,
+    "dataset.group": tuple(FAIRNESS),
 }
 """By option of a task, the metrics that it defines."""
 _OF_TOKENS = (

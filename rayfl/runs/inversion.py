@@ -195,7 +195,7 @@ def _others(run: RunFolder, round: int, client: int) -> Examples:
     found = [parts.dataset_in(round - 1).load(other)["train"] for other in ids]
     if not sum(map(len, found)):
         raise ConfigError("invert: no other client has samples, so that nothing says what can be guessed")
-    return Examples(torch.cat([part.x for part in found]), torch.cat([part.y for part in found]))
+    return Examples.joined(found)
 
 
 def _guesses(others: Examples, y: Tensor) -> Tensor:

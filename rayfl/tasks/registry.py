@@ -5,28 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Union
 
-import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
-from rayfl.data.images.variations import Variations
 from rayfl.errors import ConfigError, RayflError, text_of
 from rayfl.examples import InputSpec, Target
 from rayfl.metrics import Metric
-from rayfl.metrics.backdoor import BackdoorMeasures
-from rayfl.metrics.classification import ClassificationMeasures
-from rayfl.metrics.frequency import BY_FREQUENCY, Rule, bounds_in_vain, frequency_groups
 from rayfl.metrics.language import LanguageMeasures
 from rayfl.metrics.multilabel import MultilabelMeasures
 from rayfl.metrics.regression import RegressionMeasures
 from rayfl.metrics.segmentation import MaskLoss, SegmentationMeasures, SoftMaskLoss
 from rayfl.metrics.survival import SurvivalMeasures
 from rayfl.models.base import Network
-from rayfl.naming.lists import EACH_ONCE
 from rayfl.naming.objects import as_custom, import_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.results.schemas import unfit_metrics
 from rayfl.tasks.base import NetworkTask
-from rayfl.tasks.classification import Classification
+from rayfl.tasks.classification_section import ClassificationSection
 from rayfl.tasks.forecasting import ForecastingSection
 from rayfl.tasks.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
 from rayfl.tasks.nodes import NodeClassificationSection
@@ -35,75 +29,6 @@ from rayfl.tasks.recommendation import RecommendationSection
 from rayfl.tasks.section import TARGETS, TaskSection
 from rayfl.tasks.self_supervised_section import SelfSupervisedSection
 from rayfl.tasks.survival import Survival
-
-_THRESHOLDS = "probabilities at which samples are counted for"
-
-
-class ClassificationSection(TaskSection):
-    """Classification, one of several classes: cross-entropy, accuracy and calibration."""
-
-    learns_from = "class"
-
-    name: Literal["classification"] = Field("classification", description="What is learned.")
-    metrics: Annotated[tuple[Literal["f1_macro", "auroc", "top1_by_frequency"], ...], EACH_ONCE] = Field(
-        (),
-        description="Further metrics, each with columns of its own: f1_macro, auroc; top1_by_frequency has three, "
-        "top1_many, top1_medium and top1_few, the accuracy on frequent, medium and rare classes.",
-    )
-    thresholds: int = Field(101, ge=2, le=10_001, description=f"Number of {_THRESHOLDS} auroc.")
-    frequency: Rule = Field(
-        "share",
-        description="What frequent classes are, of top1_by_frequency: share, those that have 75 % of all training "
-        "samples, and medium ones those that have them up to 95 %; count, those with more than 100 samples, and medium "
-        "ones with 20 or more.",
-    )
-    frequency_bounds: tuple[float, float] | None = Field(
-        None, description="In place of these two numbers, for instance [0.75, 0.95] or [100, 20]; null: these."
-    )
-
-    @model_validator(mode="after")
-    def _nothing_in_vain(self) -> ClassificationSection:
-        if "thresholds" in self.model_fields_set and self.thresholds != 101 and "auroc" not in self.metrics:
-            raise ValueError("thresholds is for auroc: add it to metrics, or leave thresholds out")
-        for option, usual in (("frequency", "share"), ("frequency_bounds", None)):
-            if getattr(self, option) != usual and not self.counts_classes:
-                raise ValueError(f"{option} is for {BY_FREQUENCY}: add it to metrics, or leave {option} out")
-        if self.frequency_bounds is not None and (why := bounds_in_vain(self.frequency, self.frequency_bounds)):
-            raise ValueError(f"frequency_bounds {why}")
-        return self
-
-    @property
-    def counts_classes(self) -> bool:
-        """See the base class."""
-        return BY_FREQUENCY in self.metrics
-
-    def judged_by(self) -> tuple[Metric, ...]:
-        """See the base class."""
-        return ClassificationMeasures(self.metrics).metrics
-
-    def task(
-        self,
-        networks: Sequence[Network],
-        spec: InputSpec,
-        triggered: bool = False,
-        views: Variations | None = None,
-        counts: np.ndarray | None = None,
-    ) -> NetworkTask:
-        """See the base class; without ``counts`` metrics by frequency are undefined."""
-        groups = None if counts is None else frequency_groups(counts, self.frequency, self.frequency_bounds)
-        return self._made(
-            self._maker(spec, BackdoorMeasures if triggered else ClassificationMeasures, groups), networks
-        )
-
-    def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
-        """See the base class."""
-        return self._maker(spec, ClassificationMeasures, None)
-
-    def _maker(
-        self, spec: InputSpec, kind: type[ClassificationMeasures], groups: np.ndarray | None
-    ) -> Callable[[Network, Sequence[Any]], NetworkTask]:
-        measures = kind(self.metrics, spec.num_classes if self.metrics else 0, self.thresholds, groups)
-        return lambda network, candidates: Classification(network, candidates, spec, measures)
 
 
 class MultilabelSection(TaskSection):
@@ -115,7 +40,12 @@ class MultilabelSection(TaskSection):
     positive_weight: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
         None, description="By label, the factor of the loss of samples that have it; null: 1 for all."
     )
-    thresholds: int = Field(101, ge=2, le=10_001, description=f"Number of {_THRESHOLDS} mean average precision.")
+    thresholds: int = Field(
+        101,
+        ge=2,
+        le=10_001,
+        description="Number of probabilities at which samples are counted for mean average precision.",
+    )
 
     def judged_by(self) -> tuple[Metric, ...]:
         """See the base class."""

@@ -20,7 +20,7 @@ from rayfl.metrics.backdoor import BackdoorMeasures
 from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.metrics.frequency import BY_FREQUENCY, GROUPS, frequency_groups
 from rayfl.randomness import RandomStreams
-from rayfl.tasks.registry import ClassificationSection
+from rayfl.tasks.classification_section import ClassificationSection
 from tests.metrics.test_further_tasks import classes, scored
 
 NAMES = [metric.name for metric in GROUPS]

@@ -21,7 +21,8 @@ class DirichletPartition(SkewedPartition):
     client that holds N / K samples or more gets no part of further classes, which softly balances the sizes (Yurochkin
     et al., 2019; Wang et al., FedMA, 2020; the published code of SuPerFed). With ``size_alpha`` the proportions are
     multiplied by factors from a second Dirichlet distribution over clients. With ``classes_per_client`` a class is cut
-    among the clients that it was dealt to, as by ``classes`` (extended Dirichlet, Li and Lyu, 2023).
+    among the clients that it was dealt to, as by ``classes`` (extended Dirichlet, Li and Lyu, 2023). With
+    ``by="group"`` groups of people stand in the place of classes (Ezzeldin et al., FairFed, 2023).
     """
 
     name: Literal["dirichlet"] = Field(
@@ -29,6 +30,10 @@ class DirichletPartition(SkewedPartition):
         description="Cut every class among the clients by Dirichlet proportions.",
     )
     alpha: float = Field(gt=0, description="Concentration: small for few classes per client, large for uniform.")
+    by: Literal["class", "group"] = Field(
+        default="class",
+        description="What is cut: class, or group, groups of people of data that name them (docs/group-fairness.md).",
+    )
     cap: bool = Field(default=True, description="Whether clients with N / K samples get nothing of further classes.")
     size_alpha: float | None = Field(
         default=None, gt=0, description="Concentration of size factors over clients; null: no such factors."

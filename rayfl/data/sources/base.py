@@ -38,6 +38,8 @@ class Samples:
         table: what is done to the columns of a table; None where ``x`` is none.
         domains: names of the domains that samples are from (cameras, styles, hospitals), for data that have some.
         domain: which domain each sample is from, positions in ``domains``, int of shape (N,).
+        group: which group of people each sample is of, positions in ``spec.groups``, int64 of shape (N,); None where
+            the spec names no groups, and of a table, whose rows have it (``table.columns.people``).
         content: gives the checksum of the samples, where they may be others at the next start.
     """
 
@@ -50,7 +52,15 @@ class Samples:
     table: TableOptions | None = None
     domains: tuple[str, ...] = ()
     domain: np.ndarray | None = None
+    group: np.ndarray | None = None
     content: Content = unknown
+
+    def grouped(self) -> np.ndarray | None:
+        """Returns which group of people each sample is of, int64 of shape (N,); None where nothing says that."""
+        if self.table is None or not self.table.columns.people:
+            return self.group
+        assert isinstance(self.x, np.ndarray)  # graphs are no tables
+        return self.x[:, -1].astype(np.int64)
 
 
 @dataclass(frozen=True)

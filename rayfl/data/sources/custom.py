@@ -102,14 +102,9 @@ class CustomSource(Source):
         if made.spec.kind == "graph" and x.dtype == np.float32 and x.shape[1:] == made.spec.shape:
             check_inputs(torch.from_numpy(x), made.spec, whose)
         if made.domain is not None:
-            domain, known = np.asarray(made.domain), len(made.domains)
-            fits = domain.dtype.kind in "iu" and domain.shape == (count,)
-            if not fits or ((domain < 0) | (domain >= known)).any():
-                raise DataError(
-                    f"{whose}: domain has the type {domain.dtype} and the shape {domain.shape}; needed is an integer "
-                    f"for each of the {count} samples, a position among the {known} names in domains"
-                )
-            made = replace(made, domain=domain)
+            made = replace(made, domain=_positions(made.domain, count, made.domains, "domain", "domains", whose))
+        if made.group is not None or made.spec.groups:
+            made = replace(made, group=_positions(made.group, count, made.spec.groups, "group", "spec.groups", whose))
         return replace(made, clients=names)
 
     def _samples(self, x: Any, y: Any, num_classes: Any, clients: Any = None) -> Samples:
@@ -272,8 +267,18 @@ def _names(clients: Any, count: int, whose: str) -> np.ndarray:
     return names
 
 
+def _positions(values: Any, count: int, names: Sequence[str], what: str, where: str, whose: str) -> np.ndarray:
+    """Returns positions among names, one for each sample, int64; raises DataError unless they are that."""
+    found = np.asarray(values)
+    if found.dtype.kind not in "iu" or found.shape != (count,) or ((found < 0) | (found >= len(names))).any():
+        raise DataError(
+            f"{whose}: {what} has the type {found.dtype} and the shape {found.shape}; needed is an integer for each of "
+            f"the {count} samples, a position among the {len(names)} names in {where}"
+        )
+    return found.astype(np.int64)
+
+
 def _owner(names: np.ndarray | None, sample: int) -> str:
-    """Returns whose a sample is, for messages; nothing where there are no clients."""
     return "" if names is None else f" (client {str(names[sample])!r})"
 
 

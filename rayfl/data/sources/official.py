@@ -42,10 +42,9 @@ class OfficialTest:
 
     def load(self, start: int, stop: int) -> Examples:
         """The samples ``start`` to ``stop`` (excluded), as far as there are any, on the CPU as a model sees them."""
-        x = self.preprocess(self.samples.x[start:stop])
-        return Examples(
-            torch.from_numpy(x), torch.from_numpy(self.samples.y[start:stop].astype(self.samples.spec.target_type))
-        )
+        x, y = self.preprocess(self.samples.x[start:stop]), self.samples.y[start:stop]
+        group = None if self.samples.group is None else torch.from_numpy(self.samples.group[start:stop])
+        return Examples(torch.from_numpy(x), torch.from_numpy(y.astype(self.samples.spec.target_type)), group)
 
 
 def open_official_test(
@@ -96,7 +95,8 @@ def _set_aside(source: Source, streams: RandomStreams, long_tail: LongTail) -> S
 
 
 def _only(samples: Samples, kept: np.ndarray) -> Samples:
-    return replace(samples, x=samples.x[kept], y=samples.y[kept])
+    group = None if samples.group is None else samples.group[kept]
+    return replace(samples, x=samples.x[kept], y=samples.y[kept], group=group)
 
 
 def _of_file(place: NaturalPath) -> Samples:

@@ -26,6 +26,7 @@ from rayfl.data.sources.interactions.source import InteractionsSource, Synthetic
 from rayfl.data.sources.made_up.graphs import SyntheticGraphsSource
 from rayfl.data.sources.made_up.instructions import SyntheticInstructionsSource
 from rayfl.data.sources.made_up.masks import SyntheticMasksSource
+from rayfl.data.sources.made_up.people import SyntheticGroupsSource
 from rayfl.data.sources.made_up.preferences import SyntheticPreferencesSource
 from rayfl.data.sources.made_up.source import SyntheticLabelsSource, SyntheticSurvivalSource, SyntheticTextSource
 from rayfl.data.sources.made_up.synthetic import SyntheticSource
@@ -74,6 +75,7 @@ DatasetConfig = Annotated[
         SyntheticSource,
         SyntheticLabelsSource,
         SyntheticSurvivalSource,
+        SyntheticGroupsSource,
         SyntheticTextSource,
         SyntheticMasksSource,
         SyntheticInstructionsSource,

@@ -61,8 +61,9 @@ def evaluate(
     """
     pieces, totals = pieces or Pieces("samples of an evaluation"), {}
     batch_size = samples_at_a_time(batch_size, task)
+    targets = task.measures.targets(examples.y, examples.group)
     batches = [
-        (_aligned(examples.x[start : start + batch_size]), examples.y[start : start + batch_size])
+        (_aligned(examples.x[start : start + batch_size]), targets[start : start + batch_size])
         for start in range(0, len(examples), batch_size)
     ]
     if (trimmer := trimmer_of(task)) is not None:
@@ -82,7 +83,7 @@ def evaluate(
             models = predictor.built()
             if task.measures.compares:
                 rows = [part for x, _ in batches for part in _predicted(predictor, models, x, task, pieces)]
-                vector = task.measures.statistics(torch.cat(rows), examples.y)
+                vector = task.measures.statistics(torch.cat(rows), targets)
                 totals[name] = Statistics.from_vector(vector, task.measures)
                 continue
             parts = [part for x, y in batches for part in _scored(predictor, models, x, y, task, pieces)]

@@ -7,6 +7,7 @@ is left to :func:`rayfl.engine.scoring.evaluation.evaluate`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,8 @@ def evaluate_together(
     vectors: list[Tensor] = []
     with torch.no_grad():
         for (names, _), members in groups.items():
-            examples = [asked[i].examples for i in members]
+            own = [asked[i].examples for i in members]
+            examples = [replace(one, y=task.measures.targets(one.y, one.group)) for one in own]
             for line in lines_of(names, [asked[i].predictors for i in members]):
                 if line.shared or task.network.vectorizable:
                     vectors.append(_scored(line, examples, task, batch_size, most_rows))

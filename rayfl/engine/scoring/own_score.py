@@ -47,7 +47,8 @@ async def own_score(
         )
         return Statistics.from_vector(sums.sum(0), task.measures)
     rows = await outputs(lambda x, task: predictor.predictions(models, x, task), examples.x, task=task)
-    return Statistics.from_vector(task.measures.statistics(rows, examples.y), task.measures)
+    targets = task.measures.targets(examples.y, examples.group)
+    return Statistics.from_vector(task.measures.statistics(rows, targets), task.measures)
 
 
 def _of_numbers(function: Callable[[Tensor], Tensor], numbers: Tensor, task: Any) -> Tensor:

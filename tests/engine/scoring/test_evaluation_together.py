@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from rayfl.models.networks.tokens import WindowModel
 from rayfl.models.zoo import CharLSTM, TwoNN
 from rayfl.tasks.base import Predictor
 from rayfl.tasks.classification import Classification
+from rayfl.tasks.classification_section import ClassificationSection
 from rayfl.tasks.further_tasks import ErrorLoss, LanguageModel, Regression
-from rayfl.tasks.registry import ClassificationSection, MultilabelSection, RegressionSection
+from rayfl.tasks.registry import MultilabelSection, RegressionSection
 from tests.support.elsewhere import PRETENDED, elsewhere
 from tests.support.launches import Launches
 from tests.support.problems import Gated, Normalized, Scaled, SmallCNN, examples
@@ -240,6 +242,11 @@ def of_a_task(name: str) -> tuple[Any, Any]:
 
     if name == "language_model":
         return LanguageModel(WindowModel(embedding=3, hidden=4).network(TEXT), (), TEXT), samples
+    if name == "groups of people":
+        spec = replace(IMAGE, num_classes=2, groups=("a", "b", "c"))
+        section = ClassificationSection(metrics=("equalized_odds", "auroc"))
+        made = section.task([Network(lambda: TwoNN(hidden=(20, 20)).build(spec))], spec)
+        return made, lambda n, k: replace(examples(n, spec, k), group=torch.arange(n) % (k + 1) % 3)
     if name == "classification":
         section = ClassificationSection(metrics=("auroc", "f1_macro", "top1_by_frequency"))
         counts = np.arange(IMAGE.num_classes)
@@ -249,7 +256,7 @@ def of_a_task(name: str) -> tuple[Any, Any]:
     return kind().task([Network(lambda: TwoNN(hidden=(20, 20)).build(spec))], spec), samples
 
 
-@pytest.mark.parametrize("name", ["classification", "regression", "multilabel", "language_model"])
+@pytest.mark.parametrize("name", ["classification", "groups of people", "regression", "multilabel", "language_model"])
 def test_every_task_is_scored_in_stacks(name: str) -> None:
     task, samples = of_a_task(name)
     server = task.network.initialize(50)

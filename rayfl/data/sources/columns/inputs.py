@@ -26,6 +26,7 @@ class Layout:
         y: the columns that are learned.
         client: the clients' column, if there is one.
         split: the splits' column, if there is one.
+        group: the column that says of which group of people a row is, if there is one.
     """
 
     x: tuple[str, ...]
@@ -33,11 +34,12 @@ class Layout:
     y: tuple[str, ...]
     client: str | None
     split: str | None
+    group: str | None = None
 
     @property
     def names(self) -> list[str]:
         """All columns that are read, each once."""
-        owners = (name for name in (self.client, self.split) if name is not None)
+        owners = (name for name in (self.client, self.split, self.group) if name is not None)
         return list(dict.fromkeys([*self.x, *self.y, *owners]))
 
 

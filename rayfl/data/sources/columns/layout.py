@@ -40,6 +40,7 @@ class Wanted:
         missing: what becomes of missing numbers.
         named: whether the columns are a table's, whatever their types.
         ignore: of masks, the value of pixels that do not count.
+        group: of tables, the column that says of which group of people a row is.
     """
 
     client: str = AUTO
@@ -55,6 +56,7 @@ class Wanted:
     missing: Missing = "error"
     named: bool = False
     ignore: int | None = None
+    group: str | None = None
 
     @property
     def of_texts(self) -> bool:
@@ -63,6 +65,22 @@ class Wanted:
 
 
 def find_layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
+    """Returns which columns of a file are what; arguments and errors as for :func:`_find_layout`."""
+    found = _find_layout(path, schema, wanted)
+    if wanted.group is None:
+        return found
+    if found.kind != "table":
+        raise DataError(
+            f"{path}: dataset.group is for inputs that are named columns with a number or a category each, these are "
+            f"{found.kind} in the column {found.x[0]!r}: name the inputs with dataset.x=[NAME, NAME, ...], or return "
+            "Samples with groups from a function of your own (docs/group-fairness.md)"
+        )
+    if wanted.group in found.y:
+        raise DataError(f"dataset.group: column {wanted.group!r} of {path} is to be learned (dataset.y): name another")
+    return replace(found, group=_column(path, schema, "group", wanted.group, ()))
+
+
+def _find_layout(path: Path, schema: pa.Schema, wanted: Wanted) -> Layout:
     """Returns which columns of a file are what.
 
     Args:
@@ -149,7 +167,7 @@ def _column(path: Path, schema: pa.Schema, field: str, name: str, candidates: Se
     """
     if name != AUTO:
         if name not in schema.names:
-            out = "" if field == "x" else f", or set dataset.{field}=none"
+            out = "" if field in ("x", "group") else f", or set dataset.{field}=none"
             raise no_column(field, path, name, schema, out)
         return name
     found = [candidate for candidate in candidates if candidate in schema.names]

@@ -15,7 +15,7 @@ from rayfl.data.sources.columns.files import NamedTable
 from rayfl.data.sources.columns.inputs import Layout, read_inputs, refuse_nulls
 from rayfl.data.sources.columns.layout import AUTO, Wanted, find_layout, unused
 from rayfl.data.sources.columns.masks import read_masks
-from rayfl.data.sources.columns.tables import on_rounded, read_table
+from rayfl.data.sources.columns.tables import on_rounded, read_table, with_groups
 from rayfl.data.sources.columns.targets import read_targets
 from rayfl.data.sources.columns.texts import TextOptions, read_texts
 from rayfl.data.tables import TableColumns
@@ -125,6 +125,8 @@ def read_rows(
                 f"({', '.join(layout.x)}), a number or a category each: leave it out"
             )
         x, columns = read_table(filled, layout.x, layout.client, wanted.missing)
+        if layout.group is not None:
+            x, columns = with_groups(x, columns, client_names(filled, layout.group), layout.group)
     else:
         x = read_inputs(filled, layout, shape or _shape(tables, layout.x[0]), notes)
     notes += on_rounded(filled, layout.x if layout.kind in ("numbers", "table") else ())

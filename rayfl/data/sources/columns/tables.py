@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from rayfl.errors import DataError
 
 Missing = Literal["error", "mean", "indicator"]
 _MOST_CATEGORIES = 1000
+_MOST_GROUPS = 100
 _ROUNDED = 0.01
 """Of a column's standard deviation: what float32 may round its numbers by without a warning."""
 
@@ -67,6 +69,33 @@ def read_table(
             titles.append(name)
         parts.append(found)
     return np.concatenate(parts, axis=1), TableColumns(tuple(titles), tuple(categories), tuple(gaps), tuple(groups))
+
+
+def with_groups(
+    x: np.ndarray, columns: TableColumns, groups: np.ndarray | None, name: str
+) -> tuple[np.ndarray, TableColumns]:
+    """Returns inputs with one more column, the position of each row's group of people, and what the columns then are.
+
+    Args:
+        x: float32 of shape (N, D).
+        columns: what the D columns are.
+        groups: the group of every row, texts; None where all are missing.
+        name: of the column that says them, for messages.
+
+    Raises:
+        DataError: there are fewer than two groups, or very many.
+    """
+    known = np.empty(0, dtype=object) if groups is None else groups
+    values = sorted(set(known), key=lambda text: (len(text) * text.isdigit(), text))  # 2 comes before 10
+    if not 2 <= len(values) <= _MOST_GROUPS:
+        found = "no value" if not values else "one value alone" if len(values) == 1 else f"{len(values):,} values"
+        raise DataError(
+            f"dataset.group: column {name!r} has {found}, and groups of people are 2 to {_MOST_GROUPS}: name a column "
+            "with a value for each group, or leave the option out"
+        )
+    place = {value: number for number, value in enumerate(values)}
+    numbers = np.array([place[value] for value in known])
+    return np.concatenate([x, numbers[:, np.newaxis]], axis=1, dtype=np.float32), replace(columns, people=tuple(values))
 
 
 def _refuse_unlike(filled: Sequence[tuple[Path, pa.Table]], name: str) -> None:

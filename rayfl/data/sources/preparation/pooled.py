@@ -39,9 +39,15 @@ class PooledDataset(FederatedDataset):
         preprocess: what is done to inputs that are stored as ``spec`` says.
         names: the clients' names.
 
+    Attributes:
+        group: which group of people each sample is of, positions in ``spec.groups``, int64 of shape (N,); None where
+            the spec names none.
+
     Raises:
         DataError: the arrays do not fit each other or the spec, or a client has nothing to train on.
     """
+
+    group: np.ndarray | None = None
 
     def __init__(
         self,
@@ -133,7 +139,8 @@ class PooledDataset(FederatedDataset):
 
     def _examples(self, indices: np.ndarray, labels: np.ndarray) -> Examples:
         targets = labels[indices].astype(self.spec.target_type, copy=False)
-        return Examples(torch.from_numpy(self.preprocess(self._x[indices])), torch.from_numpy(targets))
+        group = None if self.group is None else torch.from_numpy(self.group[indices])
+        return Examples(torch.from_numpy(self.preprocess(self._x[indices])), torch.from_numpy(targets), group)
 
 
 def _check_arrays(x: np.ndarray | GraphRows, y: np.ndarray, spec: InputSpec) -> None:

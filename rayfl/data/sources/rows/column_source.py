@@ -25,7 +25,7 @@ from rayfl.examples import Target
 from rayfl.naming.lists import EACH_ONCE
 
 _CLASSES = ("class", "mask")
-_YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "padding", "ignore")
+_YOUNGER = ("labels", "kind", "tokenizer", "length", "vocabulary", "missing", "padding", "ignore", "group")
 
 
 class ColumnSource(CopiedSource):
@@ -82,6 +82,11 @@ class ColumnSource(CopiedSource):
     )
     labels: Labels = Field(default="as_found", description=LABELS)
     ignore: int | None = Field(default=None, ge=0, description=IGNORE)
+    group: str | None = Field(
+        default=None,
+        description="Column that says of which group of people a row is (a sensitive attribute, such as sex), of "
+        "inputs that are named columns; models see it only if x names it, too; null: there is none.",
+    )
     client: str = Field(
         default=AUTO, description="Column of the clients' names; auto: client, if there is one; none: pool the samples."
     )
@@ -106,7 +111,7 @@ class ColumnSource(CopiedSource):
                 raise ValueError(f"{option} is for texts: set tokenizer, or kind=tokens, or leave it out")
         if self.padding != 0 and self.kind != "tokens":
             raise ValueError("padding is for lists of tokens: set kind=tokens, or leave it out")
-        for option in ("missing", "standardize", "shape"):
+        for option in ("missing", "standardize", "shape", "group"):
             if texts and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(f"{option} is for numbers, and the inputs are texts: leave it out")
         if self.labels == "renumbered" and self.target not in ("auto", *_CLASSES):
@@ -132,6 +137,8 @@ class ColumnSource(CopiedSource):
         found = self.model_copy(update={"target": target}) if self.target == "auto" else self
         if found.ignore is not None and found._learns != "mask":
             raise DataError("dataset.ignore is for masks, and there are none: leave it out")
+        if found.group is not None and found._learns != "class":
+            raise DataError("dataset.group is for data with a class of each sample, and these have none: leave it out")
         if found.labels == "renumbered" and found._learns not in _CLASSES:
             raise DataError("dataset.labels=renumbered is for classes, and there are none: leave it out")
         return found
@@ -167,10 +174,10 @@ class ColumnSource(CopiedSource):
 
     @property
     def _wanted(self) -> Wanted:
-        named = self.standardize != "none" or self.missing != "error"
+        named = self.standardize != "none" or self.missing != "error" or self.group is not None
         return Wanted(
             self.client, self.split_column, self.x, self.y, self._learns, self.kind == "tokens", self.tokenizer,
-            self.length, self.vocabulary, self.padding, self.missing, named, self.ignore,
+            self.length, self.vocabulary, self.padding, self.missing, named, self.ignore, self.group,
         )  # fmt: skip
 
     def _rows(self) -> Rows:

@@ -31,13 +31,15 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
     source = kind()
     monkeypatch.setattr("rayfl.data.sources.made_up.making.machine_memory", lambda: source.least_bytes - 1)
     monkeypatch.setattr(RandomStreams, "generator", lambda *_, **__: pytest.fail("something was drawn"))
-    with pytest.raises(ResourceError, match=rf"dataset={source.name} needs at least .* lower dataset\.num_clients"):
+    with pytest.raises(
+        ResourceError, match=rf"dataset={source.name} needs at least .* lower dataset\.{kind.amounts[0]}"
+    ):
         source.open(STREAMS)
 
 
 @pytest.mark.parametrize("kind", MADE.values(), ids=MADE)
 def test_what_they_say_they_need_is_about_what_they_take(kind: type[MadeUpSource]) -> None:
-    larger: dict[str, Any] = {"num_clients": 60}
+    larger: dict[str, Any] = {"num_clients": 60} if "num_clients" in kind.model_fields else {"samples": 20_000}
     source = kind(**larger)
     source.open(STREAMS)  # what is imported and cached at the first use is not counted
     gc.collect()
