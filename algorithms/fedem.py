@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
 from algorithms.parts.requirements import check_initial_models
+from algorithms.parts.sample_rows import by_step
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.engine.updates.batches import BatchPlan
 from rayfl.errors import ConfigError
 from rayfl.objectives import loss
 from rayfl.params import Tree
@@ -31,23 +30,6 @@ def responsibilities(losses: Tensor, mixture: Tensor) -> Tensor:
         mixture: pi, shape (M,), not negative and not all zero. A component without weight stays without.
     """
     return (mixture.double().log() - losses.double()).softmax(-1)
-
-
-def by_step(rows: np.ndarray, plan: BatchPlan, width: int, generator: np.random.Generator, steps: int) -> Tree:
-    """The rows of each step's samples as ``rows`` of shape (steps, width, M), filled up with zeros.
-
-    Args:
-        rows: of all samples, shape (n, M).
-        plan: which samples make which mini-batch.
-        width: samples of the largest mini-batch that any client has.
-        generator: not needed, as nothing here is random.
-        steps: how many there are.
-    """
-    sizes = np.diff(plan.bounds)
-    found = np.zeros((steps, width, rows.shape[1]))
-    for step, (begin, size) in enumerate(zip(plan.bounds[:-1], sizes, strict=True)):
-        found[step, :size] = rows[plan.order[begin : begin + size]]
-    return {"rows": found}
 
 
 class FedEM(Averaging):

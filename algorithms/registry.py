@@ -25,6 +25,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "fednova": "algorithms.fednova:FedNova",
         "qfedavg": "algorithms.qfedavg:QFedAvg",
         "term": "algorithms.term:TERM",
+        "fairfed": "algorithms.fairfed:FairFed",
         "drfa": "algorithms.drfa:DRFA",
         "fedbuff": "algorithms.fedbuff:FedBuff",
         "fedasync": "algorithms.fedasync:FedAsync",

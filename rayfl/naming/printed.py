@@ -61,6 +61,7 @@ PRINTED = {
     "fedex_lora": "FedEx-LoRA",
     "fedexp": "FedExP",
     "fedfed": "FedFed",
+    "fairfed": "FairFed",
     "fedfomo": "FedFomo",
     "fedfusion": "FedFusion",
     "fedgc": "FedGC",

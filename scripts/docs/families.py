@@ -49,7 +49,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "the one model, taught by outputs or by samples made for it": ("fedntd", "fedgkd", "fedgen", "feddf", "fedfed"),
     "the one model, for classes that are rare or that clients lack": ("fedlc", "fedrs", "fedaws", "ccvr", "creff"),
-    "the one model, fair to clients or domains": ("qfedavg", "drfa", "term", "fedmgda", "fedheal"),
+    "the one model, fair to clients or domains": ("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fairfed"),
     "the one model, in spite of wrong labels or malicious clients": ("fednoro", "fedcorr", "rofl", "fedlsr", "fltrust"),
     "the one model, for inputs that are changed to mislead it": ("fat",),
     "the one model, from few labels or none": ("fixmatch", "semifl", "fedu", "fedema"),

@@ -68,9 +68,13 @@ NEEDS = {
     ),
 }
 """What a method needs of the preset to run there, or to show what it is for."""
-ELSEWHERE = dict.fromkeys(
-    ("fedalt", "feddpa", "fedex_lora", "flexlora", "flora", "hetlora", "lora_fair", "rolora"), "quickstart-lora"
-) | dict.fromkeys(("fedotp", "fedpgp", "fedtpg", "pfedmoap"), "quickstart-clip")
+ELSEWHERE = (
+    dict.fromkeys(
+        ("fedalt", "feddpa", "fedex_lora", "flexlora", "flora", "hetlora", "lora_fair", "rolora"), "quickstart-lora"
+    )
+    | dict.fromkeys(("fedotp", "fedpgp", "fedtpg", "pfedmoap"), "quickstart-clip")
+    | {"fairfed": "quickstart-groups"}
+)
 """The preset of methods that do not run in quickstart."""
 
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.fedavg import FedAvg
-from algorithms.fedem import FedEM, by_step, responsibilities
+from algorithms.fedem import FedEM, responsibilities
+from algorithms.parts.sample_rows import by_step
 from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError

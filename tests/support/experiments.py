@@ -46,6 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fednova": {"name": "fednova"},
     "qfedavg": {"name": "qfedavg", "fairness": 2.0, "lipschitz": 0.5},
     "drfa": {"name": "drfa", "weight_lr": 0.05},
+    "fairfed": {"name": "fairfed", "beta": 0.5},
     "term": {"name": "term", "tilt": 2.0, "estimate_share": 0.5, "sample_tilt": 0.5},
     "fedntd": {"name": "fedntd"},
     "fedgkd": {"name": "fedgkd", "models": 2, "finetune_epochs": 1},
@@ -274,6 +275,10 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "feddf": {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
         "holdout": {"public": 50},
+    },
+    "fairfed": {
+        "dataset": {"name": "synthetic_groups", "samples": 300},
+        "partition": {"name": "dirichlet", "by": "group", "num_clients": 5, "alpha": 1.0, "min_samples": 30},
     },
     "fltrust": {"holdout": {"public": 50}},
     "fixmatch": {"labelled": {"share": 0.3}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from algorithms.adaptive_fedavg import AdaptiveFedAvg
 from algorithms.drfa import DRFA
 from algorithms.elastic import Elastic
+from algorithms.fairfed import FairFed
 from algorithms.fedacg import FedACG
 from algorithms.fedasync import FedAsync
 from algorithms.fedavg import FedAvg
@@ -81,6 +82,16 @@ GLOBAL_MODELS = {
         relabels=False,
         numbers=(2, 1),
     ),
+    "fairfed": Case(
+        FairFed(beta=0.01, finetune_epochs=1),
+        up=lambda network: network.num_parameters + 8,
+        uploads=lambda network: {*network.parameter_names, "counts"},
+        down=twice,
+        averages=False,
+        relabels=False,
+        numbers=(1, 0),
+    ),
+    "fairfed-weights": Case(FairFed(beta=0.0, reweighing=False), averages=False, numbers=(1, 0)),
     # in synchronous rounds, of which no update is late, it averages
     "fedasync": Case(FedAsync(proximal_weight=0.5, finetune_epochs=1), averages=False),
     "fedbuff": Case(FedBuff(finetune_epochs=1)),

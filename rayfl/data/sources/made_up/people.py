@@ -19,9 +19,9 @@ class SyntheticGroupsSource(MadeUpSource):
     """Vectors of a majority and a minority with one of two labels each, which the groups do not have equally often.
 
     A sample x ~ N(s 1/sqrt(D), I) of the minority, or N(0, I) of the majority, has the score x . w_a + e, with e ~
-    N(0, 1/4), w_a of length 1, and the cosine of the two groups' w_a ``likeness``. In each group the highest scores
-    have the label 1. A model of x alone learns the majority's rule, and the shift s tells it the group. A partition
-    divides the samples, such as one by group: FairFed's clients differ in their shares of the groups.
+    N(0, noise^2), w_a of length 1, and the cosine of the two groups' w_a ``likeness``. In each group the highest scores
+    have the label 1, less often in the minority: a model that knows the group, or guesses it from the shift s, predicts
+    1 less often for it, even where its labels are 1. A partition divides the samples, such as one by group.
     """
 
     amounts: ClassVar[tuple[str, ...]] = ("samples", "dimension")
@@ -33,13 +33,14 @@ class SyntheticGroupsSource(MadeUpSource):
     dimension: int = Field(default=10, ge=2, description="Numbers in one input, without the group.")
     minority: float = Field(default=0.3, gt=0, lt=1, description="Share of the samples that are of the minority.")
     positive: tuple[_Share, _Share] = Field(
-        default=(0.5, 0.25), description="Shares of the majority and of the minority that have the label 1."
+        default=(0.5, 0.2), description="Shares of the majority and of the minority that have the label 1."
     )
     likeness: float = Field(
-        default=0.5, ge=-1, le=1, description="How alike the groups' labels are: 1, the same rule; 0, unrelated ones."
+        default=0.8, ge=-1, le=1, description="How alike the groups' labels are: 1, the same rule; 0, unrelated ones."
     )
-    shift: float = Field(default=1.5, ge=0, le=1e6, description="How far the groups' inputs are apart.")
-    group_input: bool = Field(default=False, description="Whether inputs have one more number, 1 for the minority.")
+    noise: float = Field(default=1.0, ge=0, le=1e6, description="How much of the score inputs do not say.")
+    shift: float = Field(default=1.0, ge=0, le=1e6, description="How far the groups' inputs are apart.")
+    group_input: bool = Field(default=True, description="Whether inputs have one more number, 1 for the minority.")
 
     @property
     def least_bytes(self) -> int:
@@ -59,7 +60,7 @@ class SyntheticGroupsSource(MadeUpSource):
         x = generator.normal(size=(self.samples, self.dimension))
         x += group[:, np.newaxis] * self.shift / np.sqrt(self.dimension)
         # Without BLAS, whose sums depend on its number of threads: all processes have to find the same labels.
-        scores = np.einsum("nd,nd->n", x, rules[group]) + 0.5 * generator.normal(size=self.samples)
+        scores = np.einsum("nd,nd->n", x, rules[group]) + self.noise * generator.normal(size=self.samples)
         y = np.zeros(self.samples, dtype=np.int64)
         for number, share in enumerate(self.positive):
             own = np.flatnonzero(group == number)

@@ -96,7 +96,8 @@ def test_groups_of_texts_and_of_numbers_to_predict_are_refused(own: Callable[...
 
 
 def test_made_up_groups_have_their_shares_and_rules() -> None:
-    source = SyntheticGroupsSource(samples=3000, minority=0.2, positive=(0.5, 0.1), likeness=-0.5, shift=2.0)
+    about: dict[str, Any] = {"samples": 3000, "minority": 0.2, "positive": (0.5, 0.1), "likeness": -0.5, "shift": 2.0}
+    source = SyntheticGroupsSource(**about, noise=0.5, group_input=False)
     samples = source.open(RandomStreams(3))
     assert samples.group is not None and isinstance(samples.x, np.ndarray)
     minority = samples.group == 1
