@@ -41,7 +41,8 @@ def gaps(counts: np.ndarray, metric: str) -> np.ndarray:
     together = counts.sum(0)
     fair = np.abs(_favour(counts, metric) - _favour(together, metric))
     accurate = np.abs(_accuracy(counts) - _accuracy(together))
-    return np.where(np.isnan(fair), accurate, fair)
+    found: np.ndarray = np.where(np.isnan(fair), accurate, fair)
+    return found
 
 
 def _favour(counts: np.ndarray, metric: str) -> np.ndarray:
@@ -131,7 +132,7 @@ class FairFed(FineTuned):
         if not groups:
             raise ConfigError(
                 "FairFed compares groups of people, and the data do not say of which one each sample is: name the "
-                "column that does (dataset.group), or choose synthetic_groups (docs/group-fairness.md) or another method"
+                "column (dataset.group), or choose synthetic_groups or another method (docs/group-fairness.md)"
             )
         if groups != GROUPS or classes != 2:
             raise ConfigError(
