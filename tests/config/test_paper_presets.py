@@ -44,6 +44,7 @@ OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news"
             "preference",
             "forecasting",
             "long-tail",
+            "groups",
         )
     ),
     "vit-cifar100-lora",

@@ -65,6 +65,7 @@ SLOW = {
     *("README.md", "commands.md", "plots.md", "report.md", "inspect.md", "cluster.md", "adapters.md"),
     *("reproduction.md", "tasks.md", "optimizers.md", "privacy.md", "scale.md", "attacks.md", "compression.md"),
     *("data-leaf.md", "go-on.md", "system.md", "selection.md", "long-tail.md", "data.md"),
+    "group-fairness.md",
     *("models.md", "semi-supervised.md", "contribution.md", "stages.md"),
 }
 """Pages that take long: `make test-all` runs them."""

@@ -35,6 +35,7 @@ from rayfl.data.sources.rows.arrays import ArraysSource
 from rayfl.data.sources.rows.parquet import ParquetSource
 from rayfl.data.sources.series.source import SeriesSource, SyntheticSeriesSource
 from rayfl.data.sources.speech.speech_commands import SpeechCommandsSource
+from rayfl.data.sources.tables.adult import AdultSource
 from rayfl.data.sources.tables.har import HarSource
 from rayfl.data.sources.tables.heart_disease import HeartDiseaseSource
 from rayfl.data.sources.tables.pamap2 import Pamap2Source
@@ -51,6 +52,7 @@ DatasetConfig = Annotated[
         BreastCancerSource,
         WineSource,
         HeartDiseaseSource,
+        AdultSource,
         TcgaBrcaSource,
         MnistSource,
         FashionMnistSource,
