@@ -23,7 +23,18 @@ from typing import Any
 from families import family_table
 from mathematics import displayed, equation_of, with_formulas, with_symbols
 from messages import picture
-from small_runs import PAGES, PICTURES, Curve, command_of, read_table, reference_of, settings_of
+from small_runs import (
+    CLIENTS,
+    ELSEWHERE,
+    PAGES,
+    PICTURES,
+    PRESET,
+    Curve,
+    command_of,
+    read_table,
+    reference_of,
+    settings_of,
+)
 
 from algorithms.base import Algorithm
 from algorithms.registry import METHODS
@@ -91,7 +102,7 @@ def _curve(name: str, curves: dict[str, Curve]) -> Iterator[str]:
     same = f", which has `{others}` too" if others else ""
     yield f"![{shown}]({PICTURES.name}/{name}.svg)"
     yield (
-        f"The mean accuracy of 20 clients in that run{'' if name == 'fedavg' else f', beside FedAvg{same}'}: {shown} "
+        f"The mean accuracy of {CLIENTS.get(ELSEWHERE.get(name, PRESET), 20)} clients in that run{'' if name == 'fedavg' else f', beside FedAvg{same}'}: {shown} "
         "([all runs](curves.csv), measured by `python scripts/docs/method_curves.py`). One seed and a small data set: "
         "this shows that the method trains, not which method is better."
     )

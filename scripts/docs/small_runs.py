@@ -76,6 +76,8 @@ ELSEWHERE = (
     | {"fairfed": "quickstart-groups"}
 )
 """The preset of methods that do not run in quickstart."""
+CLIENTS = {"quickstart-groups": 8}
+"""Clients of presets that have not 20."""
 
 
 @dataclass(frozen=True)

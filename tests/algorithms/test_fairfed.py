@@ -88,13 +88,13 @@ def test_inv_oracle_rounds_are_those_of_plain_pytorch(metric: Any, reweighing: b
     assert undefined
 
 
-def test_inv_fair_1_without_steps_and_weights_of_samples_it_is_federated_averaging() -> None:
+def test_inv_fairfed_1_without_steps_and_weights_of_samples_it_is_federated_averaging() -> None:
     fair, plain = toy_of(FairFed(beta=0, reweighing=False)), toy_of(FedAvg())
     for cohort in COHORTS:
         assert_close(fair.step(cohort)["model"], plain.step(cohort)["model"], 1e-12)
 
 
-def test_inv_fair_2_a_client_far_from_the_others_stops_counting() -> None:
+def test_inv_fairfed_2_a_client_far_from_the_others_stops_counting() -> None:
     toy, cohort = toy_of(FairFed(beta=50.0)), [0, 1, 3]
     toy.step(cohort)
     moved = toy.server["moved"]
