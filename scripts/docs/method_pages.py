@@ -100,9 +100,11 @@ def _curve(name: str, curves: dict[str, Curve]) -> Iterator[str]:
     shown = f"{name}: {own.last:.1f} %{beside} after round {own.end}"
     others = " ".join(part for part in reference_of(name).split()[1:] if not part.startswith("algorithm="))
     same = f", which has `{others}` too" if others else ""
+    clients = CLIENTS.get(ELSEWHERE.get(name, PRESET), 20)
+    compared = "" if name == "fedavg" else f", beside FedAvg{same}"
     yield f"![{shown}]({PICTURES.name}/{name}.svg)"
     yield (
-        f"The mean accuracy of {CLIENTS.get(ELSEWHERE.get(name, PRESET), 20)} clients in that run{'' if name == 'fedavg' else f', beside FedAvg{same}'}: {shown} "
+        f"The mean accuracy of {clients} clients in that run{compared}: {shown} "
         "([all runs](curves.csv), measured by `python scripts/docs/method_curves.py`). One seed and a small data set: "
         "this shows that the method trains, not which method is better."
     )
