@@ -25,6 +25,7 @@ from tests.data.sources.leaf.test_leaf_images import album, celebrity, photograp
 from tests.data.sources.leaf.test_leaf_nist import nist
 from tests.data.sources.leaf.test_leaf_plays import written
 from tests.data.sources.leaf.test_leaf_words import NEXT, comments, tweets
+from tests.data.sources.tables.test_adult import files as adult_files
 from tests.support.bases import write_base
 from tests.support.field_files import brca_files
 from tests.support.leaf_sources import document, entry, write_source
@@ -155,6 +156,10 @@ def _patients(home: Path, folder: Path) -> None:
     brca_files(folder / "fed_tcga_brca", patients=60)
 
 
+def _people(home: Path, folder: Path) -> None:
+    adult_files(folder / "adult", people=400)
+
+
 def _modules(home: Path, folder: Path) -> None:
     (folder / "my_module.py").write_text(_METHOD)
 
@@ -185,6 +190,7 @@ _RUNS: dict[str, Callable[[Path, Path, int], None]] = {
 
 _MAKERS: dict[str, Callable[[Path, Path], None]] = {
     r"rayfl run tcga-brca": _patients,
+    r"dataset=adult": _people,
     r"mnist": _mnist,
     r"pfllib-cifar10": _cifar10,
     r"leaf/data|LEAF/data": _leaf,

@@ -18,14 +18,14 @@ from rayfl.randomness import RandomStreams
 PERSON = "{}, {}, 77516, Bachelors, 13, Never-married, Sales, Not-in-family, {}, {}, {}, 0, 40, United-States, {}{}\n"
 
 
-def files(folder: Path) -> Path:
-    """Both files, with 24 people of whom nothing is missing, and one of whom something is."""
+def files(folder: Path, people: int = 24) -> Path:
+    """Both files, with people of whom nothing is missing, and one of whom something is."""
     folder.mkdir()
     texts = {"adult.data": "", "adult.test": "|1x3 Cross validator\n"}
-    for row in range(24):
-        name, end = ("adult.data", "") if row < 16 else ("adult.test", ".")
+    for row in range(people):
+        name, end = ("adult.data", "") if 3 * row < 2 * people else ("adult.test", ".")
         sex, race = "Male" if row % 3 else "Female", ("White", "Black", "Other")[row % 3]
-        about = (20 + row, "Private" if row % 2 else "State-gov", race, sex, 100 * row)
+        about = (20 + row % 60, "Private" if row % 2 else "State-gov", race, sex, 100 * row)
         texts[name] += PERSON.format(*about, ">50K" if row % 4 == 0 else "<=50K", end)
     texts["adult.data"] += PERSON.format(99, "?", "White", "Male", 0, "<=50K", "") + "\n"
     for name, text in texts.items():
