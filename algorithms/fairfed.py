@@ -121,6 +121,7 @@ class FairFed(FineTuned):
     metric: Literal["equal_opportunity", "statistical_parity"] = setting(
         "equal_opportunity", "F", "which difference between the groups is compared", unless={"beta": (0,)}
     )
+    aggregation: Literal["samples"] = setting("samples", "n_k", "where the weights of clients begin: at their samples")
     reweighing: bool = setting(
         True, "", "whether clients train on samples weighted so that group and label are independent"
     )
@@ -128,20 +129,18 @@ class FairFed(FineTuned):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         spec = getattr(task, "spec", None)
-        groups, classes = (len(spec.groups), spec.num_classes) if spec is not None else (0, 0)
+        if spec is None:  # a task of one's own may not say what its data are
+            return
+        groups, classes = len(spec.groups), spec.num_classes
         if not groups:
             raise ConfigError(
                 "FairFed compares groups of people, and the data do not say of which one each sample is: name the "
-                "column (dataset.group), or choose synthetic_groups or another method (docs/group-fairness.md)"
+                "column that does (dataset.group), or choose other data or another method (docs/group-fairness.md)"
             )
         if groups != GROUPS or classes != 2:
             raise ConfigError(
                 f"FairFed compares two groups by two classes, and the data have {groups} groups and {classes} classes: "
                 "merge some in your data, or choose another method"
-            )
-        if self.aggregation != "samples":
-            raise ConfigError(
-                f"algorithm.aggregation={self.aggregation}: its weights begin at clients' samples: leave it out"
             )
 
     def init(self, task: Task, context: RoundContext) -> Tree:
@@ -172,13 +171,13 @@ class FairFed(FineTuned):
         return {"model": mean, "moved": torch.from_numpy(moved)}
 
     async def treated(self, client: Client, model: Tree) -> Tree:
-        """Returns a client's training samples by group, label and class predicted by w, int32 of shape (8,)."""
+        """Returns a client's training samples by group, label and predicted class, shape (8,); exact below 2^24."""
         predictor, samples = Predictor.of(model), client.examples()
         built = predictor.built()
         rows = await client.outputs(lambda x, task: predictor.predictions(built, x, task))
         assert samples.group is not None  # checked before the run
         entered = cells(samples.group, (samples.y == 1).long(), (rows.argmax(1) == 1).long(), GROUPS)
-        return {"counts": entered.sum(0).int().cpu()}
+        return {"counts": entered.sum(0).to(rows.dtype).cpu()}
 
     async def weighed_update(self, client: Client, model: Tree, weight: float) -> Weighted:
         """Trains the received model; its weight in the mean is q_k."""

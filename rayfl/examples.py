@@ -198,6 +198,16 @@ class Examples:
         """Returns some of the samples: a slice, or their places."""
         return replace(self, x=self.x[rows], y=self.y[rows], group=None if self.group is None else self.group[rows])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the samples' tensors by what they are in messages."""
+        groups = {} if self.group is None else {"groups": self.group}
+        return {"inputs": self.x, "labels": self.y, **groups}
+
     def to(self, device: torch.device) -> Self:
         """Returns the samples on a device."""
         group = None if self.group is None else self.group.to(device)

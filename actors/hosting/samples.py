@@ -107,7 +107,7 @@ class Samples:
         if (client, split) not in self._loaded:
             self._load(client, split)
         found = self._loaded[client, split]
-        self._recent.touch((client, split), found.x.nbytes + found.y.nbytes)
+        self._recent.touch((client, split), found.nbytes)
         if self._ahead is not None:
             self._ahead.asked(client, split, self._loaded.__contains__)
         return found
@@ -130,9 +130,9 @@ class Samples:
         moved = {name: parts[name].to(self._device) for name in names}
         for name, part in moved.items():
             self._loaded[client, name] = part
-            self._lent.setdefault(client, {})[name] = WriteGuard({"inputs": part.x, "labels": part.y})
+            self._lent.setdefault(client, {})[name] = WriteGuard(part.tensors())
             if name != split:
-                self._recent.touch((client, name), part.x.nbytes + part.y.nbytes)
+                self._recent.touch((client, name), part.nbytes)
 
     def _read(self, client: int) -> Mapping[str, Examples]:
         """Returns a client's splits on the CPU, checked before they are moved to the device."""
@@ -204,6 +204,7 @@ class Samples:
         spec = self._dataset.spec
         one = math.prod(spec.shape) * _NUMBER_BYTES[spec.kind]
         one += math.prod(spec.target_shape) * np.dtype(spec.target_type).itemsize
+        one += np.dtype(np.int64).itemsize * bool(spec.groups)
         if split == UNLABELLED:
             return one * int(self._dataset.unlabelled_sizes()[client])
         if self._sizes is None:
@@ -264,10 +265,9 @@ class Samples:
     def _cached(self, key: Key, read: Callable[[], Examples]) -> Examples:
         if key not in self._loaded:
             self._loaded[key] = read().to(self._device)
-            lent = WriteGuard({"inputs": self._loaded[key].x, "labels": self._loaded[key].y})
-            self._lent.setdefault(key[0], {})[key[1]] = lent
+            self._lent.setdefault(key[0], {})[key[1]] = WriteGuard(self._loaded[key].tensors())
         found = self._loaded[key]
-        self._recent.touch(key, found.x.nbytes + found.y.nbytes)
+        self._recent.touch(key, found.nbytes)
         return found
 
     def public(self) -> torch.Tensor:

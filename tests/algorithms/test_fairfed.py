@@ -135,7 +135,7 @@ def test_inv_reweighed_1_group_and_label_are_independent_under_the_weights() -> 
             {"dataset": "tests.metrics.test_people:three_classes"},
             "the data have 2 groups and 3 classes",
         ),
-        ({"algorithm": {"name": "fairfed", "aggregation": "uniform"}}, r"algorithm\.aggregation=uniform"),
+        ({"algorithm": {"name": "fairfed", "aggregation": "uniform"}}, r"algorithm\.aggregation"),
         ({"aggregator": "median"}, "its clients say how a model treats groups"),
     ],
 )

@@ -251,11 +251,14 @@ NO_LANGUAGE_MODEL = re.compile(
 )
 
 
+_OF_DATA = ("model", "task", "dataset", "partition")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_every_method_trains_a_language_model_or_says_why_not(name: str, tmp_path: Path) -> None:
     train = {"optimizer": "sgd", "momentum": 0.5, **TRAIN.get(name, {})}
-    more = {key: value for key, value in SECTIONS.get(name, {}).items() if key not in ("model", "task", "dataset")}
+    more = {key: value for key, value in SECTIONS.get(name, {}).items() if key not in _OF_DATA}
     if "holdout" in more:
         more["holdout"] = {"test": 0.3, "validation": 0.2, "public": 5}
     refused = ""
