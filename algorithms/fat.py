@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +16,7 @@ from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree, copy
-from rayfl.tasks.base import Batch, Predictor, Task, Trait
+from rayfl.tasks.base import Batch, Predictor, Task
 
 _ROUND_OFF = 1e-4
 """Without it 0.29 of 100 samples, which is 28.999... in floating point, would be 28."""
@@ -48,10 +47,6 @@ class FAT(Adversarial, FineTuned):
 
     name: Literal["fat"] = "fat"
     citation: ClassVar[str] = "Zizzo et al., SpicyFL 2020"
-    needs: ClassVar[Mapping[Trait, str]] = {
-        "classes": "it attacks one class a sample",
-        "distribution": "it attacks probabilities of classes",
-    }
 
     attacked_share: float = setting(
         1.0,

@@ -163,6 +163,8 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "fedmgda": "algorithms.fedmgda:FedMGDA",
         "fedheal": "algorithms.fedheal:FedHEAL",
         "fat": "algorithms.fat:FAT",
+        "gear": "algorithms.gear:GEAR",
+        "calfat": "algorithms.calfat:CalFAT",
         "fednoro": "algorithms.fednoro:FedNoRo",
         "fedcorr": "algorithms.fedcorr:FedCorr",
         "rofl": "algorithms.rofl:RoFL",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ from rayfl.engine.client import Client
 from rayfl.engine.gradients.counted_normals import drawn_keys, normals
 from rayfl.errors import ConfigError
 from rayfl.params import Tree
-from rayfl.tasks.base import Batch, Model, Predictor, Task
+from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 _NO_BALL = {"radius": (0,)}
+_NEAR = 1e-3
 
 
 class Adversarial(Algorithm):
@@ -29,7 +30,12 @@ class Adversarial(Algorithm):
     x, and at the least and the largest value that the client's training samples have in its place.
     """
 
-    radius: float = setting(8 / 255, "eps", "largest change of a number of an input; 0 is federated averaging", ge=0)
+    needs: ClassVar[Mapping[Trait, str]] = {
+        "classes": "it attacks one class a sample",
+        "distribution": "it attacks probabilities of classes",
+    }
+
+    radius: float = setting(8 / 255, "eps", "largest change of a number of an input; 0: no attacks", ge=0)
     unit: Literal["range", "input"] = setting(
         "range",
         "",
@@ -40,8 +46,12 @@ class Adversarial(Algorithm):
     )
     step: float = setting(2 / 255, "alpha", "length of a step, in the same unit", gt=0, unless=_NO_BALL)
     steps: int = setting(10, "J", "steps of an attack", ge=1, unless=_NO_BALL)
-    random_start: bool = setting(
-        False, "x_0", "in training, begin at a point drawn evenly from the ball in the place of x", unless=_NO_BALL
+    start: Literal["sample", "near", "ball"] = setting(
+        "sample",
+        "x_0",
+        "where attacks in training begin: at x; near it, at x plus normal numbers of a deviation of 0.001 in that "
+        "unit; or at a point drawn evenly from the ball",
+        unless=_NO_BALL,
     )
     score_attacked: bool = setting(
         True,
@@ -83,7 +93,7 @@ class Adversarial(Algorithm):
 
     def starts(self, client: Client) -> Any:
         """``draw`` of a pass over the client's samples: what attacks that begin at random need."""
-        if not self.random_start:
+        if self.start == "sample" or not self.radius:
             return None
         size = client.context.train.batch_size or client.num_samples
 
@@ -92,7 +102,15 @@ class Adversarial(Algorithm):
 
         return keys
 
-    def attacked(self, model: Model, batch: Batch, task: Task, limits: Model, draw: Any = None) -> Tensor:
+    def attacked(
+        self,
+        model: Model,
+        batch: Batch,
+        task: Task,
+        limits: Model,
+        draw: Any = None,
+        of: Callable[[Tensor, Batch], Tensor] | None = None,
+    ) -> Tensor:
         """x_J, a constant of the shape of the inputs; the model is in evaluation mode.
 
         Args:
@@ -101,28 +119,35 @@ class Adversarial(Algorithm):
             task: the loss.
             limits: of :meth:`limits`.
             draw: of a step, by :meth:`starts`; None begins at x.
+            of: what to go uphill on, a scalar of logits and samples; None: the task's loss.
         """
+        if not self.radius:
+            return batch.x
         x, radius = batch.x, self.radius * limits["unit"]
         low = torch.maximum(x - radius, torch.minimum(x, limits["low"]))
         high = torch.minimum(x + radius, torch.maximum(x, limits["high"]))
         at = {name: leaf.detach() for name, leaf in model.items()}
         moved = x
         if draw:
-            # the distribution function of a normal number is even
-            even = torch.erf(normals(draw["keys"][: len(x)], x[0].numel()) / 2**0.5).to(x)
-            moved = (x + radius * even.view_as(x)).clamp(low, high)
+            noise = normals(draw["keys"][: len(x)], x[0].numel())
+            if self.start == "near":
+                moved = x + _NEAR * limits["unit"] * noise.to(x).view_as(x)
+            else:
+                # the distribution function of a normal number is even
+                moved = x + radius * torch.erf(noise / 2**0.5).to(x).view_as(x)
+            moved = moved.clamp(low, high)
         for _ in range(self.steps):
-            uphill = _slope(at, replace(batch, x=moved), task).sign()
+            uphill = _slope(at, replace(batch, x=moved), task, of or task.loss_of).sign()
             moved = (moved + self.step * limits["unit"] * uphill).clamp(low, high)
         return moved.detach()
 
 
-def _slope(model: Model, batch: Batch, task: Task) -> Tensor:
-    """The gradient of the loss with respect to a mini-batch's inputs."""
+def _slope(model: Model, batch: Batch, task: Task, of: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+    """The gradient of a scalar of logits with respect to a mini-batch's inputs."""
 
     def value(x: Tensor) -> Tensor:
         moved = replace(batch, x=x)
-        return task.loss_of(task.logits(model, moved, training=False), moved)
+        return of(task.logits(model, moved, training=False), moved)
 
     if takes_transforms(task):
         found: Tensor = torch.func.grad(value)(batch.x)

@@ -14,57 +14,16 @@ from torch import Tensor, nn
 from algorithms.fat import FAT
 from algorithms.fedavg import FedAvg
 from rayfl.engine.gradients.counted_normals import drawn_keys
-from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.params import Tree, copy
 from rayfl.tasks.base import Batch, begin_step
+from tests.support.attack_oracles import COHORTS, STRONG, TRAIN, Oracle, attack, stepped, toy_of
 from tests.support.toy_networks import normalized_layers, recurrent_layers, softmax_regression, two_layers
-from tests.support.toys import CPU, ListDataset, Toy, assert_close, assert_equal, random_clients
+from tests.support.toys import ListDataset, Toy, assert_close, assert_equal, random_clients
 
-SIZES = (9, 12, 1, 10)
-TRAIN = TrainConfig(
-    rounds=2, clients_per_round=2, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01
-)
-COHORTS = ([0, 2], [1, 2], [0, 1, 3])
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
-STRONG: dict[str, Any] = {"radius": 0.2, "step": 0.08, "steps": 4}
-
-
-def toy_of(algorithm: Any, train: TrainConfig = TRAIN, **options: Any) -> Toy:
-    return Toy(algorithm, **{"dataset": random_clients(SIZES), "task": two_layers(), **options}, train=train)
-
-
-class Oracle(nn.Module):
-    """The model in modules of PyTorch."""
-
-    def __init__(self, model: Tree) -> None:
-        super().__init__()
-        self.inner, self.head = nn.Linear(5, 7).double(), nn.Linear(7, 3).double()
-        self.load_state_dict(model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.inner(x).relu())
-        return logits
-
-
-def attack(method: FAT, model: nn.Module, x: Tensor, y: Tensor, samples: Tensor) -> Tensor:
-    """PGD, sample by sample and number by number."""
-    least, most = samples.min(0).values, samples.max(0).values
-    found = []
-    for one, label in zip(x, y, strict=True):
-        moved = one.clone()
-        for _ in range(method.steps):
-            leaf = moved.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(F.cross_entropy(model(leaf[None]), label[None]), leaf)
-            for i in range(len(one)):
-                unit = float(most[i] - least[i]) if method.unit == "range" else 1.0
-                value = float(moved[i]) + method.step * unit * float(slope[i].sign())
-                value = min(max(value, float(one[i]) - method.radius * unit), float(one[i]) + method.radius * unit)
-                moved[i] = min(max(value, float(least[i])), float(most[i]))
-        found.append(moved)
-    return torch.stack(found)
 
 
 @MODES
@@ -76,23 +35,15 @@ def test_inv_fat_1_rounds_are_those_of_an_oracle_in_plain_pytorch(options: dict[
     method = FAT(**{**STRONG, **options})
     toy = toy_of(method, mode=mode)
     server = copy(toy.server["model"])
+
+    def value(model: nn.Module, x: Tensor, y: Tensor, data: Any) -> Tensor:
+        count = int(method.attacked_share * len(y))
+        moved = attack(method, model, x[:count], y[:count], data.x) if count else x[:0]
+        rest = slice(0 if method.keep_clean else count, None)
+        return F.cross_entropy(model(torch.cat([moved, x[rest]])), torch.cat([y[:count], y[rest]]))
+
     for cohort in COHORTS:
-        mean = {name: torch.zeros_like(leaf) for name, leaf in server.items()}
-        for k in cohort:
-            model, data = Oracle(server), toy.dataset.load(k)["train"]
-            rule = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
-            generator = toy.context.streams.generator("batches", toy.round, k)
-            for index in plan_batches(SIZES[k], 4, 2 * -(-SIZES[k] // 4), generator).batches(CPU):
-                x, y, count = data.x[index], data.y[index], int(method.attacked_share * len(index))
-                moved = attack(method, model, x[:count], y[:count], data.x) if count else x[:0]
-                rest = x if method.keep_clean else x[count:]
-                labels = y if method.keep_clean else y[count:]
-                rule.zero_grad()
-                F.cross_entropy(model(torch.cat([moved, rest])), torch.cat([y[:count], labels])).backward()
-                rule.step()
-            for name, leaf in model.state_dict().items():
-                mean[name] += SIZES[k] / sum(SIZES[j] for j in cohort) * leaf
-        server = mean
+        server = stepped(toy, server, cohort, value)
         assert_close(toy.step(cohort)["model"], server, 1e-12)
     scores = toy.scores()
     for k in range(4):
@@ -176,7 +127,7 @@ def test_the_attacked_row_can_be_left_out() -> None:
 
 
 def test_random_starts_fill_the_ball_evenly() -> None:
-    method = FAT(radius=1.0, step=1e-12, steps=1, random_start=True, unit="input")
+    method = FAT(radius=1.0, step=1e-12, steps=1, start="ball", unit="input")
     task = softmax_regression(inputs=5)
     x = torch.zeros(2000, 5, dtype=torch.float64)
     limits = {"low": x[0] - 9, "high": x[0] + 9, "unit": torch.ones_like(x[0])}
@@ -203,7 +154,7 @@ def test_running_statistics_are_those_of_samples_as_they_are() -> None:
 @pytest.mark.parametrize(
     "task", [lambda: normalized_layers(0.4), pytest.param(recurrent_layers, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("options", [{"random_start": True}, {"keep_clean": False, "attacked_share": 0.3}])
+@pytest.mark.parametrize("options", [{"start": "ball"}, {"keep_clean": False, "attacked_share": 0.3}])
 def test_vectorized_agrees_with_looped(options: dict[str, Any], task: Any) -> None:
     looped, stacked = (toy_of(FAT(**STRONG, **options), task=task(), mode=mode) for mode in ("looped", "vectorized"))
     for cohort in COHORTS:

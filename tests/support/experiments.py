@@ -85,6 +85,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fednoro": {"name": "fednoro", "warmup_rounds": 1, "ramp_rounds": 1, "mixtures": 3, "finetune_epochs": 1},
     "fedcorr": {"name": "fedcorr", "iterations": 2, "clean_rounds": 1, "neighbours": 5, "confidence": 0.3},
     "fat": {"name": "fat", "steps": 2, "finetune_epochs": 1},
+    "gear": {"name": "gear", "steps": 2, "finetune_epochs": 1},
+    "calfat": {"name": "calfat", "steps": 2, "finetune_epochs": 1},
     "fedlsr": {"name": "fedlsr", "ramp_rounds": 2, "finetune_epochs": 1},
     "rofl": {"name": "rofl", "forget_rounds": 1, "pseudo_from": 2, "finetune_epochs": 1},
     "fedmd": {"name": "fedmd"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from algorithms.calfat import CalFAT
 from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
@@ -33,6 +34,7 @@ from algorithms.fixmatch import FixMatch
 from algorithms.fltrust import FLTrust
 from algorithms.fpl import FPL
 from algorithms.gcfl import GCFL
+from algorithms.gear import GEAR
 from algorithms.hierfavg import HierFAVG
 from algorithms.hypcluster import HypCluster
 from algorithms.local import Local
@@ -58,7 +60,9 @@ from tests.support.cases.expected import (
 )
 
 MORE_GLOBAL_MODELS = {
-    "fat": Case(FAT(radius=0.1, step=0.05, steps=2, attacked_share=0.5, random_start=True, finetune_epochs=1)),
+    "fat": Case(FAT(radius=0.1, step=0.05, steps=2, attacked_share=0.5, start="ball", finetune_epochs=1)),
+    "gear": Case(GEAR(radius=0.1, step=0.05, steps=2, finetune_epochs=1)),
+    "calfat": Case(CalFAT(radius=0.1, step=0.05, steps=2, start="ball", finetune_epochs=1)),
     "fedld": Case(FedLD(finetune_epochs=1), averages=False, relabels=False),
     "fedvarp": Case(FedVARP(finetune_epochs=1), averages=False, relabels=False),
     "fedvarp-clusters": Case(FedVARP(clusters=2, server_lr=0.7), averages=False, relabels=False),
