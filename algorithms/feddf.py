@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from algorithms.base import Clients
-from algorithms.fedavg import FineTuned
+from algorithms.parts.architecture_models import ArchitectureModels
 from algorithms.parts.architectures import architecture, task_of
 from algorithms.parts.ensemble import EnsembleDistillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
-from rayfl.engine.round_context import RoundContext
 from rayfl.params import Tree
-from rayfl.tasks.base import Predictor, Task
+from rayfl.tasks.base import Predictor
 
 
-class FedDF(EnsembleDistillation, FineTuned):
+class FedDF(EnsembleDistillation, ArchitectureModels):
     """FedDF (ensemble distillation): after averaging, the server teaches the mean what all clients' models say.
 
     The server averages the models x_k of the cohort into w, as federated averaging does, and goes N steps down
@@ -43,12 +40,6 @@ class FedDF(EnsembleDistillation, FineTuned):
     citation: ClassVar[str] = "Lin et al., NeurIPS 2020"
     no_privacy: ClassVar[str] = "its server takes a mean for each architecture, and has clients teach it afterwards"
     server_keeps: ClassVar[str] = "w, U"
-    mixes_architectures: ClassVar[bool] = True
-
-    def init(self, task: Task, context: RoundContext) -> Tree:
-        seed = context.streams.integer("init.global")
-        initial = [candidate.network.initialize(seed) for candidate in task.candidates]
-        return {"models": {str(number): model for number, model in enumerate(initial)}}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         models, count = server["models"], len(clients.task.candidates)
@@ -69,23 +60,3 @@ class FedDF(EnsembleDistillation, FineTuned):
         client.publish(local=Predictor.of(trained, task=task))
         number = architecture(client.id, len(client.task.candidates), client.context)
         return replace(self.weighted(client, trained), group=str(number))
-
-    def update(self, trained: Tree, received: Tree, task: Task) -> Tensor | None:
-        """None for clients of several architectures, whose changes have no common variance."""
-        return super().update(trained, received, task) if len(task.candidates) == 1 else None
-
-    def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
-        if len(task.candidates) == 1:
-            return {"global": Predictor.of(server["models"]["0"])}
-        return {
-            f"architecture-{number}": Predictor.of(server["models"][str(number)], task=candidate)
-            for number, candidate in enumerate(task.candidates)
-        }
-
-    async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
-        task = task_of(client)
-        model = server["models"][str(architecture(client.id, len(client.task.candidates), client.context))]
-        rows = {"global": Predictor.of(model, task=task)}
-        if self.finetune_epochs is not None and client.context.final:
-            rows["finetuned"] = Predictor.of(await self.finetune(client, model, task), task=task)
-        return rows

@@ -7,25 +7,21 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
+from algorithms.parts.input_bounds import bounds_of
+from algorithms.parts.inversion import Inversion, Lessons, MakesInputs
 from algorithms.parts.places import from_digits, in_digits, passes
 from algorithms.parts.prototypes import class_counts
 from algorithms.parts.requirements import without_stages
-from algorithms.parts.synthesis import agreed_divergence, draw_generator, generated, statistics_apart
 from algorithms.parts.transfer import distillation, limited
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.server import Server
-from rayfl.engine.updates.settings import TrainConfig
-from rayfl.errors import ConfigError
-from rayfl.examples import Examples
 from rayfl.objectives import Sum, function
-from rayfl.optimization.optimizers import ParameterGroup
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
@@ -33,7 +29,7 @@ _OFF = {"distillation_weight": (0,)}
 _NO_STUDENT = {**_OFF, "boundary_weight": (0,)}
 
 
-class TARGET(FineTuned):
+class TARGET(MakesInputs, FineTuned):
     """TARGET (exemplar-free distillation): a generator makes samples on which the model of before the stage teaches.
 
     For data that change over rounds (the section ``stages``). As a stage ends, the server trains a generator G that
@@ -112,15 +108,9 @@ class TARGET(FineTuned):
         20.0, "T", "temperature of its distillation", gt=0, unless={**_NO_STUDENT, "student_steps": (0,)}
     )
 
-    def check_task(self, task: Task) -> None:
-        super().check_task(task)
-        kind = getattr(getattr(task, "spec", None), "kind", "image")
-        if kind != "image":
-            what = {"tokens": "rows of tokens", "graph": "graphs"}[kind]
-            raise ConfigError(
-                f"algorithm: target cannot learn task={task.name} from {what}: a generator makes arrays of numbers "
-                "between bounds. Choose another method, such as flwf or fedewc"
-            )
+    @property
+    def instead(self) -> str:
+        return "flwf or fedewc"
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
         return without_stages(context, "federated averaging")
@@ -197,10 +187,8 @@ class TARGET(FineTuned):
 
     async def bounds(self, client: Client) -> Tree:
         """The least and the largest value of the client's inputs, of images by channel, each in the shape of one."""
-        x = client.examples().x
-        over = (0, 2, 3) if x.ndim == 4 else (0,)
-        found = {"low": x.amin(over, keepdim=True), "high": x.amax(over, keepdim=True)}
-        return {name: one[0].expand(x.shape[1:]).clone() for name, one in found.items()}
+        low, high = bounds_of(client.examples().x)
+        return {"low": low, "high": high}
 
     async def synthesized(self, server: Server, model: Tree, classes: Tensor, low: Tensor, high: Tensor) -> Tree:
         """D^s: ``x`` and ``logits`` of samples that are made for a model, and which ``classes`` they are of.
@@ -213,54 +201,39 @@ class TARGET(FineTuned):
             high: the largest.
         """
         drawn = server.context.streams.generator("synthesis", server.round, server.id)
-        known = classes.nonzero()[:, 0].tolist()
-        generator = draw_generator(low.shape, self.noise_dim, self.generator_width, low, drawn)
+        known, inversion, lessons = classes.nonzero()[:, 0].tolist(), self._inversion, self._lessons
+        teacher: Tree = {"models": {"0": model}, "weights": torch.ones_like(low.flatten()[:1])}
+        generator = inversion.network(low, drawn)
         made: Tree = {"x": low.new_zeros(0, *low.shape)}
         student: Tree = {}
         for number in range(self.draws):
-            noise = drawn.standard_normal((self.made_per_draw, self.noise_dim))
-            labels = torch.from_numpy(drawn.choice(known, self.made_per_draw)).to(low.device)
-            trained = await server.train(
-                {"generator": generator, "noise": torch.from_numpy(noise).to(low)},
-                self._inverted,
-                frozen={"teacher": model, "student": student, "labels": labels, "low": low, "high": high},
-                steps=self.generator_steps,
-                settings=TrainConfig(optimizer="adam", lr=self.generator_lr, betas=(0.5, 0.999)),
-                groups={"noise": ParameterGroup(lr=self.noise_lr)},
-                stream=f".generator.{number}",
-            )
-            generator = trained["generator"]
-            x = torch.cat([made["x"], generated(generator, trained["noise"], low, high).detach()])
+            judges = {**teacher, "student": student, "low": low, "high": high}
+            generator, new = await inversion.made(server, generator, judges, known, drawn, number)
+            x = torch.cat([made["x"], new])
             made = {"x": x, "logits": await server.outputs(_logits_of(model), x)}
             if self.boundary_weight and self.first_draws <= number < self.draws - 1:
-                student = await self._student(server, student or server.fresh_model(), made, number)
+                student = student or server.fresh_model()
+                student = await lessons.learned(server, student, made, number, steps=self.student_steps)
         return {**made, "classes": classes}
 
-    def _inverted(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """What G and z go down."""
-        x = generated(trained["generator"], trained["noise"], frozen["low"], frozen["high"])
-        teacher = task.network.logits(frozen["teacher"], x, training=False)
-        value = self.label_weight * F.cross_entropy(teacher, frozen["labels"])
-        if self.statistics_weight:
-            value = value + self.statistics_weight * statistics_apart(frozen["teacher"], x, task)
-        if frozen["student"]:
-            student = task.network.logits(frozen["student"], x, training=False)
-            value = value - self.boundary_weight * agreed_divergence(teacher, student)
-        return value
-
-    async def _student(self, server: Server, student: Tree, made: Tree, number: int) -> Tree:
-        settings = TrainConfig(lr=self.student_lr, momentum=0.9, weight_decay=1e-4, batch_size=self.made_per_draw)
-        return await server.train(
-            student,
-            self._learned,
-            examples=Examples(made["x"], made["logits"]),
-            steps=self.student_steps,
-            settings=settings,
-            stream=f".student.{number}",
+    @property
+    def _inversion(self) -> Inversion:
+        return Inversion(
+            size=self.made_per_draw,
+            steps=self.generator_steps,
+            generator_lr=self.generator_lr,
+            noise_lr=self.noise_lr,
+            noise_dim=self.noise_dim,
+            width=self.generator_width,
+            label_weight=self.label_weight,
+            statistics_weight=self.statistics_weight,
+            boundary_weight=self.boundary_weight,
+            agreeing=True,
         )
 
-    def _learned(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        return distillation(task.logits(model, batch), batch.y, batch, self.student_temperature)
+    @property
+    def _lessons(self) -> Lessons:
+        return Lessons(self.student_lr, self.made_per_draw, self.student_temperature, weight_decay=1e-4)
 
     def served(self, server: Tree, context: RoundContext) -> tuple[Tree, Mapping[int, Tree]]:
         return {"model": server["model"]}, {}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, setting
+from algorithms.parts.input_bounds import bounds_of
 from algorithms.parts.slopes import takes_transforms
 from rayfl.engine.client import Client
 from rayfl.engine.gradients.counted_normals import drawn_keys, normals
@@ -87,8 +88,7 @@ class Adversarial(Algorithm):
         x = client.examples().x
         if not len(x):  # its test samples may be scored all the same
             x = x.new_zeros(1, *x.shape[1:])
-        over = (0, 2, 3) if x.ndim == 4 else (0,)
-        low, high = (ends.expand(1, *x.shape[1:])[0].clone() for ends in (x.amin(over, True), x.amax(over, True)))
+        low, high = bounds_of(x)
         return {"low": low, "high": high, "unit": high - low if self.unit == "range" else torch.ones_like(low)}
 
     def starts(self, client: Client) -> Any:

@@ -93,16 +93,17 @@ def statistics_apart(model: Mapping[str, Tensor], x: Tensor, task: Task) -> Tens
     return found
 
 
-def agreed_divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """The mean of KL(teacher || student) over samples, 0 for those that both give to different classes; a scalar.
+def boundary_divergence(teacher: Tensor, student: Tensor, agreeing: bool) -> Tensor:
+    """The mean over samples of KL(teacher || student), which is 0 for some of them; a scalar.
 
     Args:
         teacher: logits, of shape (b, C).
         student: logits, of shape (b, C).
+        agreeing: whether those count that both give to the same class, or those that they give to different ones.
     """
     logs, targets = student.log_softmax(-1), teacher.log_softmax(-1)
-    agree = teacher.argmax(-1) == student.argmax(-1)
-    return (agree * (targets.exp() * (targets - logs)).sum(-1)).mean()
+    counted = (teacher.argmax(-1) == student.argmax(-1)) == agreeing
+    return (counted * (targets.exp() * (targets - logs)).sum(-1)).mean()
 
 
 def _quarters(sides: Sequence[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from algorithms.fedavg import FedAvg
 from algorithms.parts.layers import linear
-from algorithms.parts.synthesis import agreed_divergence, draw_generator, generated, statistics_apart
+from algorithms.parts.synthesis import boundary_divergence, draw_generator, generated, statistics_apart
 from algorithms.target import TARGET
 from rayfl.data.partitions.stage import NoStages
 from rayfl.engine.updates.batches import plan_batches
@@ -20,6 +20,7 @@ from rayfl.examples import InputSpec
 from rayfl.params import Tree, leaves, num_bytes
 from rayfl.randomness import RandomStreams
 from rayfl.tasks.classification import Classification
+from tests.support.made_samples import Rows, kl, made_rows
 from tests.support.partial_toys import initial, three_layers
 from tests.support.staged_toys import COHORTS, DATA, cross_entropy, descended, logits_of, samples_of, staged_toy, summed
 from tests.support.toy_networks import normalized_layers, two_layers
@@ -32,27 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "all": {"made_batch_size": 3, "aggregation": "uniform", "temperature": 1.0, "student_temperature": 4.0},
     "no-student": {"boundary_weight": 0, "label_weight": 2.0, "noise_lr": 0.3},
 }
-
-
-class Rows(nn.Module):
-    """A generator of vectors, as the authors have one of images."""
-
-    def __init__(self, tree: Tree) -> None:
-        super().__init__()
-        unfolds, writes = tree["unfolds"], tree["writes"]
-        wide = len(unfolds["offset"])
-        self.layers = nn.Sequential(
-            nn.Linear(4, wide), nn.BatchNorm1d(wide), nn.LeakyReLU(0.2), nn.Linear(wide, 5), nn.Sigmoid()
-        ).double()
-        values = unfolds["matrix"], unfolds["offset"], unfolds["norm_gain"], unfolds["norm_offset"]
-        for parameter, value in zip(self.layers.parameters(), (*values, *writes.values()), strict=True):
-            parameter.data.copy_(value)
-
-
-def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL of each row."""
-    wanted = F.softmax(teacher / temperature, 1)
-    return F.kl_div(F.log_softmax(student / temperature, 1), wanted, reduction="none").sum(1)
 
 
 def made_by(method: TARGET, toy: Toy, round: int, model: Tree, known: list[int], cohort: list[int]) -> Tree:
@@ -68,22 +48,19 @@ def made_by(method: TARGET, toy: Toy, round: int, model: Tree, known: list[int],
     }
     known_student, pool = False, torch.zeros(0, 5, dtype=torch.float64)
     for number in range(method.draws):
-        z = torch.from_numpy(drawn.standard_normal((6, 4))).requires_grad_()
-        y = torch.from_numpy(drawn.choice(known, 6))
-        groups: list[dict[str, Any]] = [{"params": network.parameters()}, {"params": [z], "lr": method.noise_lr}]
-        adam = torch.optim.Adam(groups, lr=method.generator_lr, betas=(0.5, 0.999))
-        for _ in range(method.generator_steps):
-            adam.zero_grad()
-            x = low + (high - low) * network.layers(z)
+        z, y = torch.from_numpy(drawn.standard_normal((6, 4))), torch.from_numpy(drawn.choice(known, 6))
+        frozen = {name: leaf.detach() for name, leaf in student.items()} if known_student else {}
+
+        def value(x: Tensor, y: Tensor = y, frozen: Tree = frozen) -> Tensor:
             teacher = logits_of(model, x)
-            value = method.label_weight * F.cross_entropy(teacher, y)
-            if known_student:
-                said = logits_of({name: leaf.detach() for name, leaf in student.items()}, x)
+            found = method.label_weight * F.cross_entropy(teacher, y)
+            if frozen:
+                said = logits_of(frozen, x)
                 agree = (said.argmax(1) == teacher.argmax(1)).double()
-                value = value - method.boundary_weight * (agree * kl(teacher, said)).mean()
-            value.backward()  # type: ignore[no-untyped-call]
-            adam.step()
-        pool = torch.cat([pool, (low + (high - low) * network.layers(z)).detach()])
+                found = found - method.boundary_weight * (agree * kl(teacher, said)).mean()
+            return found
+
+        pool = torch.cat([pool, made_rows(method, network, z, low, high, value)])
         if method.boundary_weight and method.first_draws <= number < method.draws - 1:
             known_student = True
             sgd = torch.optim.SGD(student.values(), lr=method.student_lr, momentum=0.9, weight_decay=1e-4)
@@ -190,17 +167,19 @@ def test_inv_target_5_where_models_agree_the_divergence_has_no_slope() -> None:
     toy = staged_toy(TARGET(**SMALL))
     model = {name: leaf.requires_grad_() for name, leaf in initial(toy).items()}
     x = DATA.load(0)["train"].x
-    value = agreed_divergence(logits_of(model, x).detach(), logits_of(model, x))
+    value = boundary_divergence(logits_of(model, x).detach(), logits_of(model, x), True)
     slopes = torch.autograd.grad(value, list(model.values()))
     assert value.item() == 0 and all(slope.abs().max() < 1e-15 for slope in slopes)
 
 
-def test_divergence_counts_where_both_choose_one_class() -> None:
+def test_divergence_counts_where_both_choose_one_class_or_different_ones() -> None:
     numbers = torch.Generator().manual_seed(0)
     teacher, student = (torch.randn(40, 3, generator=numbers, dtype=torch.float64) for _ in range(2))
     agree = (teacher.argmax(1) == student.argmax(1)).double()
     assert 0 < agree.sum() < 40
-    assert_close(agreed_divergence(teacher, student), (agree * kl(teacher, student)).mean(), 1e-12)
+    for agreeing, counted in ((True, agree), (False, 1 - agree)):
+        expected = (counted * kl(teacher, student)).mean()
+        assert_close(boundary_divergence(teacher, student, agreeing), expected, 1e-12)
 
 
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (7, 10)])
