@@ -66,6 +66,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "feddistill": "algorithms.feddistill:FedDistill",
         "fedhkd": "algorithms.fedhkd:FedHKD",
         "feddf": "algorithms.feddf:FedDF",
+        "dense": "algorithms.dense:DENSE",
         "fedmd": "algorithms.fedmd:FedMD",
         "fedkd": "algorithms.fedkd:FedKD",
         "knn_per": "algorithms.knn_per:KnnPer",

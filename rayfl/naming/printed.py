@@ -15,6 +15,7 @@ PRINTED = {
     "dfedavgm": "DFedAvgM",
     "dfedsam": "DFedSAM",
     "dispfl": "Dis-PFL",
+    "dense": "DENSE",
     "ditto": "Ditto",
     "drfa": "DRFA",
     "elastic": "Elastic",

@@ -47,7 +47,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the one model, from features that agree or spread": (
         *("moon", "fedmmd", "fedfusion", "feddecorr", "feduv", "fedrcl", "fpl", "fedsr", "fediir"),
     ),
-    "the one model, taught by outputs or by samples made for it": ("fedntd", "fedgkd", "fedgen", "feddf", "fedfed"),
+    "the one model, taught by outputs or by samples made for it": (
+        *("fedntd", "fedgkd", "fedgen", "feddf", "dense", "fedfed"),
+    ),
     "the one model, for classes that are rare or that clients lack": ("fedlc", "fedrs", "fedaws", "ccvr", "creff"),
     "the one model, fair to clients or domains": ("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fairfed"),
     "the one model, in spite of wrong labels or malicious clients": ("fednoro", "fedcorr", "rofl", "fedlsr", "fltrust"),

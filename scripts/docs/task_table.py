@@ -115,6 +115,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedfed": {"distillation_rounds": 1, "code_dim": 2, "hidden": 4},
     "fedlaw": {"server_epochs": 2},
     "target": {"draws": 3, "made_per_draw": 4, "generator_width": 2, "noise_dim": 3},
+    "dense": {"draws": 2, "made_per_draw": 4, "generator_steps": 2, "generator_width": 2, "noise_dim": 3},
     "fedgen": {"generator_steps": 2, "generator_hidden": 4, "noise_dim": 3},
 }
 """By method, hyper-parameters that small data need, or that have no default."""

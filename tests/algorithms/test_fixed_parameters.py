@@ -67,7 +67,7 @@ def test_as_if_the_data_had_been_transformed_before(case: Case, mode: str) -> No
         pytest.skip("its gate reads the inputs as they are")
     if case.algorithm.name in CUT_BY_WIDTH:
         pytest.skip("it cuts layers by width, and refuses numbers of which it does not know whose they are")
-    if case.algorithm.name in ("pacfl", "fedfed", "fedpub", "target", "fat", "gear", "calfat"):
+    if case.algorithm.name in ("pacfl", "fedfed", "fedpub", "target", "dense", "fat", "gear", "calfat"):
         pytest.skip("its signatures, autoencoder, or random, made or attacked inputs are of the inputs as they are")
     inside = toy_of(case, double=False, dataset=clients_of(case, torch.ones(5)), mode=mode, task=task_of(Scaled))
     before = toy_of(case, double=False, dataset=clients_of(case, SCALE), mode=mode, task=task_of(TwoLayers))

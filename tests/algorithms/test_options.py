@@ -109,8 +109,9 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     clients = [(x, y if client == 0 else y % 2) for client, (x, y) in enumerate(clients)]
     held = [(x[::2] + 0.3, y[::2]) for x, y in clients]
     dataset = ListDataset(clients, public=data.load_public() if case.public else None, validation=held)
-    networks = {"fedap": normalized_layers, "fedbn": normalized_layers, "fedme": two_architectures}
-    task = {**networks, "target": normalized_layers, "pfedpara": factorized_layers}.get(name, two_layers)()
+    normalized = dict.fromkeys(("dense", "fedap", "fedbn", "target"), normalized_layers)
+    networks = {**normalized, "fedme": two_architectures, "pfedpara": factorized_layers}
+    task = networks.get(name, two_layers)()
     if settings.get("mode") == "lm":
         task = recurrent_layers()
     update = {**FOURS.model_dump(), "rounds": 3, "momentum": 0.5, **case.train, **training}

@@ -45,7 +45,9 @@ class Problem:
         return toy_of(case, double, dataset=data, task=Classification(network, spec=spec))
 
 
-WITHOUT_TOKENS = ("calfat", "fat", "gear", "fedcorr", "fedfed", "target", "fedloge", "heterofl", "fedrolex", "fjord")
+WITHOUT_TOKENS = (
+    *("calfat", "dense", "fat", "gear", "fedcorr", "fedfed", "target", "fedloge", "heterofl", "fedrolex", "fjord"),
+)
 """Methods that refuse tokens, mix inputs, cannot cut embeddings by width, or need as many features as classes."""
 
 PROBLEMS = {

@@ -60,6 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "metafed": {"name": "metafed", "warmup_epochs": 1, "ready_above": 0.3},
     "feddistill": {"name": "feddistill"},
     "feddf": {"name": "feddf", "distill_steps": 20},
+    "dense": {"name": "dense", "draws": 2, "made_per_draw": 8, "generator_steps": 3, "generator_width": 4},
     "fltrust": {"name": "fltrust", "finetune_epochs": 1},
     "fedheal": {"name": "fedheal", "threshold": 0.6, "finetune_epochs": 1},
     "fedmgda": {"name": "fedmgda", "tolerance": 0.3, "finetune_epochs": 1},

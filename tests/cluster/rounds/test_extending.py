@@ -225,6 +225,7 @@ def test_methods_that_read_the_number_of_rounds_say_what_they_make_of_it() -> No
     only_checks = {
         "cfl",
         "gcfl",
+        "dense",
         "fedamp",
         "fedcorr",
         "federaser",

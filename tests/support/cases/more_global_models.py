@@ -7,6 +7,7 @@ from algorithms.ccvr import CCVR
 from algorithms.centralized import Centralized
 from algorithms.cfl import CFL
 from algorithms.creff import CReFF
+from algorithms.dense import DENSE
 from algorithms.fat import FAT
 from algorithms.fedadmm import FedADMM
 from algorithms.fedcross import FedCross
@@ -176,6 +177,12 @@ MORE_GLOBAL_MODELS = {
         up=twice,
         private=frozenset({"displacement", "dual"}),
         averages=False,
+    ),
+    "dense": Case(
+        DENSE(draws=2, made_per_draw=4, generator_steps=2, noise_dim=3, generator_width=2, finetune_epochs=1),
+        averages=False,
+        uploads=lambda network: {*network.parameter_names, "low", "high"},
+        steady=False,
     ),
     "feddf": Case(FedDF(distill_steps=5, server_lr=0.05, finetune_epochs=1), averages=False, public=True),
     "fedmgda": Case(FedMGDA(tolerance=0.3, finetune_epochs=1), averages=False),
