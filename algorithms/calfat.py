@@ -64,7 +64,7 @@ class CalFAT(Adversarial, FineTuned):
         "what attacks in training go uphill on: KL of calibrated probabilities; or the loss, CE(s z'(x_i), y)",
         unless={"radius": (0,)},
     )
-    logit_scale: float = setting(1.0, "s", "factor of the logits in the loss", gt=0)
+    logit_scale: float = setting(10.0, "s", "factor of the logits in the loss, not in attacks by kl", gt=0)
     absent_count: float = setting(
         1.0, "", "n_c of a class that the client lacks; 0 leaves it out of the softmax", ge=0, le=1
     )

@@ -33,7 +33,7 @@ def shift(data: Any, absent: float = 1.0) -> Tensor:
 
 
 @MODES
-@pytest.mark.parametrize("options", [{}, {"logit_scale": 10.0, "absent_count": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"logit_scale": 2.0, "absent_count": 0.5}])
 def test_inv_calfat_1_rounds_are_those_of_an_oracle_in_plain_pytorch(options: dict[str, Any], mode: str) -> None:
     method = CalFAT(**BY_LOSS, **options)
     toy = toy_of(method, mode=mode, dataset=skewed_clients())
@@ -79,7 +79,7 @@ def test_inv_calfat_2_attacks_go_uphill_on_the_divergence_of_calibrated_probabil
 def test_inv_calfat_3_with_equally_many_samples_of_every_class_it_is_fat_on_attacked_samples_alone(mode: str) -> None:
     generator, y = torch.Generator().manual_seed(1), torch.tensor([0, 1, 2] * 3)
     data = ListDataset([(torch.randn(9, 5, generator=generator).double(), y) for _ in range(4)], 3)
-    one, two = (toy_of(a, mode=mode, dataset=data) for a in (CalFAT(**BY_LOSS), FAT(**STRONG, keep_clean=False)))
+    one, two = (toy_of(a, mode=mode, dataset=data) for a in (CalFAT(**BY_LOSS, logit_scale=1), FAT(**STRONG, keep_clean=False)))
     for cohort in COHORTS:
         assert_close(one.step(cohort), two.step(cohort), 1e-12)
 
@@ -110,7 +110,7 @@ def test_vectorized_agrees_with_looped(options: dict[str, Any]) -> None:
         for mode in ("looped", "vectorized")
     )
     for cohort in COHORTS:
-        assert_close(stacked.step(cohort), looped.step(cohort), 1e-12)
+        assert_close(stacked.step(cohort), looped.step(cohort), 1e-10)
 
 
 def test_without_attacks_options_of_attacks_change_nothing() -> None:
