@@ -24,8 +24,9 @@ NEEDS = {
     "cfl": "train.clients_per_round=all",
     "creff": "algorithm.features_per_class=20 algorithm.retrain_epochs=50 algorithm.retrain_lr=0.1",
     "dense": (
-        "partition.classes_per_client=10 algorithm.draws=5 algorithm.generator_width=8 algorithm.noise_dim=32 "
-        "algorithm.made_per_draw=64 algorithm.generator_lr=0.01 algorithm.noise_lr=0.01 algorithm.student_lr=0.02"
+        "partition.classes_per_client=10 train.rounds=6 train.local_epochs=30 algorithm.draws=20 "
+        "algorithm.generator_width=8 algorithm.noise_dim=32 algorithm.made_per_draw=64 "
+        "algorithm.generator_lr=0.01 algorithm.noise_lr=0.01 algorithm.student_lr=0.02"
     ),
     "fedap": "model=resnet9 train.local_epochs=1",
     "fedasync": "system=sampled system.mode=buffered train.clients_per_round=1 system.concurrency=8",
