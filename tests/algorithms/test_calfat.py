@@ -79,7 +79,8 @@ def test_inv_calfat_2_attacks_go_uphill_on_the_divergence_of_calibrated_probabil
 def test_inv_calfat_3_with_equally_many_samples_of_every_class_it_is_fat_on_attacked_samples_alone(mode: str) -> None:
     generator, y = torch.Generator().manual_seed(1), torch.tensor([0, 1, 2] * 3)
     data = ListDataset([(torch.randn(9, 5, generator=generator).double(), y) for _ in range(4)], 3)
-    one, two = (toy_of(a, mode=mode, dataset=data) for a in (CalFAT(**BY_LOSS, logit_scale=1), FAT(**STRONG, keep_clean=False)))
+    methods = CalFAT(**BY_LOSS, logit_scale=1), FAT(**STRONG, keep_clean=False)
+    one, two = (toy_of(method, mode=mode, dataset=data) for method in methods)
     for cohort in COHORTS:
         assert_close(one.step(cohort), two.step(cohort), 1e-12)
 
