@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -32,9 +33,31 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+_METHODS = Path(__file__).parents[1] / "algorithms"
 _RAY = "tests/cluster/"
 _STARTS_RAY = ("local_ray", "start_local", "import ray", "subprocess")
 """Words of files whose tests start Ray, or programs that may."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as slow all but the first and the last case of a test of one method, or of one marked ``two_cases``.
+
+    A method's tests differ little from case to case (an option, a mode, a seed), and there are hundreds of methods.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for found in cases.values():
+        if len(found) > 2 and (_of_one_method(found[0]) or found[0].get_closest_marker("two_cases")):
+            for item in found[1:-1]:
+                item.add_marker("slow")
+
+
+def _of_one_method(item: pytest.Item) -> bool:
+    path = item.path
+    return path.parent.name == "algorithms" and (_METHODS / path.name.removeprefix("test_")).is_file()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -53,6 +53,7 @@ def test_a_compressor_that_loses_nothing_changes_nothing(case: Case) -> None:
         assert_close(plain.step(), compressed.step(), atol=1e-9)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("compressor", KINDS, ids=str)
 @of_kinds(PRIVATE)
 def test_every_method_goes_on_with_any_number_of_hosts(case: Case, compressor: Compressor) -> None:

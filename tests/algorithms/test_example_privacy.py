@@ -53,6 +53,7 @@ def test_options_decide_too() -> None:
     assert "adapters" in Floco(simplex_over="adapters").why_no_example_privacy()
 
 
+@pytest.mark.two_cases
 @EVERY
 def test_stacked_clients_get_what_single_ones_get_and_hosts_make_no_difference(case: Case) -> None:
     looped, stacked, several = (

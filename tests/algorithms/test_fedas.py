@@ -279,6 +279,7 @@ def test_vectorized_agrees_with_looped(caplog: pytest.LogCaptureFixture) -> None
     assert "failed together" not in caplog.text
 
 
+@pytest.mark.slow
 def test_personal_heads_serve_clients_that_label_differently() -> None:
     train = TRAIN.model_copy(update={"rounds": 15, "clients_per_round": 6, "local_epochs": 3, "batch_size": 10})
     accuracy = {}

@@ -270,6 +270,7 @@ def test_vectorized_agrees_with_looped() -> None:
     assert len(looped.server["models"]) > 1
 
 
+@pytest.mark.slow
 def test_after_a_drift_of_half_of_the_clients_each_half_has_a_model() -> None:
     """Where federated averaging has one model for labels that contradict each other."""
     train = TrainConfig(rounds=12, clients_per_round="all", local_epochs=2, batch_size=10, lr=0.3)

@@ -152,6 +152,7 @@ def test_inv_mtl_5_the_learned_relationship_has_its_eigenvalues(damping: float) 
     assert_close(unrelated, torch.eye(4).double() / (0.25 + damping), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [1.0, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.1, 5.0))])
 def test_inv_mtl_6_models_go_to_the_optimum_of_the_objective(weight: float) -> None:
     """With F_i = 1/2 (w_i - p_i)^2 it is w_i = (p_i + lambda wbar) / (1 + lambda), whose mean is that of the p_i."""

@@ -195,6 +195,7 @@ def test_inv_noro_6_clients_that_are_alike_are_clean() -> None:
     assert not in_higher_component(normalized_losses(np.ones((5, 3)), np.ones((5, 3), dtype=bool)), 3).any()
 
 
+@pytest.mark.slow
 def test_inv_noro_10_what_most_fits_find_counts() -> None:
     differ = False
     for seed in range(8):

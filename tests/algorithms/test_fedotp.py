@@ -66,6 +66,7 @@ def test_inv_otp_1_the_plan_is_the_solution_by_its_optimality_conditions(mass: f
         assert_close(rows, torch.full_like(rows, 1 / 16), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mass", [0.5, 1.0])
 def test_inv_otp_2_with_little_entropy_it_is_the_linear_program(mass: float) -> None:
     similarity = similarities(9, 2, seed=3)
@@ -208,6 +209,7 @@ def test_newcomers_have_a_local_context_and_leave_nothing() -> None:
     assert_equal(toy.states(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.slow), ADAPTER])
 def test_stacked_is_looped(prompt: str, adapter: Any) -> None:

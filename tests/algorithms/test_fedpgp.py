@@ -68,6 +68,7 @@ def lessened(context: Tensor, left: Tensor, right: Tensor, x: Tensor, y: Tensor,
     return cross + mu * torch.stack(contrast).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["looped", pytest.param("vectorized", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("prompt", ["shared", *(pytest.param(one, marks=pytest.mark.slow) for one in [*PROMPTS][1:])])
 def test_inv_pgp_1_rounds_are_those_of_an_oracle_over_transformers(prompt: str, mode: str) -> None:

@@ -223,6 +223,7 @@ def test_the_hpm_inherits_buffers_too() -> None:
     assert drift.abs().max() > 1e-4
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "settings",
     [

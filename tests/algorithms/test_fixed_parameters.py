@@ -53,6 +53,7 @@ def clients_of(case: Case, factor: Tensor) -> ListDataset:
     return ListDataset([(part.x * factor, part.y) for part in parts], public=drawn.load_public() * factor)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 @CASES_OF_KINDS
 def test_as_if_the_data_had_been_transformed_before(case: Case, mode: str) -> None:

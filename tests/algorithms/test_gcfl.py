@@ -36,6 +36,7 @@ def clusters(toy: Toy) -> dict[str, list[int]]:
     return {number: sorted(members) for number, members in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compare", ["norms", "changes"])
 @pytest.mark.parametrize("policy", ["uniform", "samples"])
 def test_inv_gcfl_1_without_splits_it_is_fedavg(policy: Any, compare: Any) -> None:

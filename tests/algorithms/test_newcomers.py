@@ -50,6 +50,7 @@ def pick(names: Any) -> Any:
     return pytest.mark.parametrize("case", quick + slow)
 
 
+@pytest.mark.two_cases
 @pick(JOINING)
 def test_newcomers_are_scored_and_nobody_notices_them(case: Case) -> None:
     norm: dict[str, Any] = {}
@@ -91,6 +92,7 @@ def training_losses(toy: Toy) -> np.ndarray:
     return np.array([rows["personalized"].loss for rows in toy.scores(newcomers=True).values()])
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "algorithm",
     [

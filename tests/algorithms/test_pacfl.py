@@ -277,6 +277,7 @@ def test_looped_and_vectorized_agree(dtype: torch.dtype) -> None:
     assert looped.server["signatures"]["0"]["vectors"].dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_clients_of_two_camps_that_contradict_each_other_do_better_than_with_one_model() -> None:
     """Concepts differ as the inputs' subspaces do: the clusters are known before the first round."""
     clients = two_camps(8)

@@ -152,6 +152,7 @@ def nearest_of(contexts: dict[int, Tensor], client: int, count: int) -> list[int
     return sorted(sorted((j for j in far if j != client), key=lambda j: (far[j], j))[:count])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["looped", pytest.param("vectorized", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("prompt", ["shared", *(pytest.param(one, marks=pytest.mark.slow) for one in [*PROMPTS][1:])])
 def test_inv_moap_4_rounds_are_those_of_an_oracle_over_transformers(prompt: str, mode: str) -> None:
@@ -255,6 +256,7 @@ def test_no_row_with_experts_can_be_exported_and_the_error_says_why() -> None:
         single_model(own, "personalized")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.slow), ADAPTER])
 def test_stacked_is_looped(prompt: str, adapter: Any) -> None:

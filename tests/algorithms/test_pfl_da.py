@@ -185,6 +185,7 @@ def test_newcomers_train_as_in_a_round() -> None:
     assert trained < idle.scores(newcomers=True)[3]["personalized"].loss
 
 
+@pytest.mark.slow
 def test_inv_pda_5_own_heads_serve_clients_of_which_each_names_the_classes_in_its_own_way() -> None:
     train = TRAIN.model_copy(update={"local_epochs": 3})
     toy = Toy(PFLDA(proximal_weight=0.1), planted_clients("head"), two_layers(inputs=12), train)

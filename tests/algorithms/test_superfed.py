@@ -155,6 +155,7 @@ def test_inv_sf_8_draws_for_stacked_recurrent_layers(
     assert shapes == [(6, width), (4, width)]
 
 
+@pytest.mark.slow
 def test_a_single_recurrent_layer_is_one_layer_either_way() -> None:
     runs = [Toy(SuPerFed(mode="lm", start=0.0, lm_lstm_per_layer=apart), **text(1)) for apart in (False, True)]
     assert_equal(runs[0].run(), runs[1].run())

@@ -107,6 +107,7 @@ def test_local_models_persist_between_rounds() -> None:
     assert not torch.equal(run.states()[1]["local"]["head.weight"], before[1]["local"]["head.weight"])
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("form", ["squared", "norm_per_layer"])
 def test_vectorized_matches_looped_on_ragged_clients(mode: str, form: str) -> None:

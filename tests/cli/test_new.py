@@ -36,6 +36,7 @@ def new(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_runs(kind: str, here: Path) -> None:
     name = f"written_{kind}"

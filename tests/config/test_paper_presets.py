@@ -155,6 +155,7 @@ def test_overrides_work_as_for_files() -> None:
         load_config(Experiment, "superfed-table1-mnist-k5000", [])
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if at % 4 == 0 else pytest.mark.slow) for at, name in enumerate(PRESETS)]
 )
@@ -174,6 +175,7 @@ def test_every_method_of_a_preset_is_valid_and_runs_with_its_clients(name: str) 
         assert row != "finetuned" or settings.algorithm.finetune_epochs is not None
 
 
+@pytest.mark.slow
 def test_every_model_fits_its_data() -> None:
     models = {}
     for (name, method), overrides in COMBINATIONS.items():

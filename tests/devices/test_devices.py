@@ -74,6 +74,7 @@ def test_the_pretended_device_computes() -> None:
         assert_equal(there.detach().cpu(), torch.stack([torch.zeros(3), here[1]]))
 
 
+@pytest.mark.two_cases
 @CASES_OF_KINDS
 @MOSTLY_STACKED
 def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: str) -> None:
@@ -95,6 +96,7 @@ def test_every_method_trains_and_predicts_where_it_is_told_to(case: Case, mode: 
             assert_close(*(torch.from_numpy(one.vector[:2]) for one in (scores[client][row], found)), 1e-3)  # n, loss
 
 
+@pytest.mark.two_cases
 @MOSTLY_STACKED
 @pytest.mark.parametrize(
     ("config", "spec"),

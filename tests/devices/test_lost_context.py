@@ -59,6 +59,7 @@ class Losing(FedAvg):
         return result
 
 
+@pytest.mark.two_cases
 @PRETENDED
 @MODES
 @pytest.mark.parametrize("late", [False, True])

@@ -89,6 +89,7 @@ def test_the_budget_holds() -> None:
             assert all(leaf.untyped_storage().nbytes() == leaf.nbytes for leaf in tensors(state))
 
 
+@pytest.mark.slow
 def test_what_the_next_stack_needs_is_brought_before_the_results_of_this_one_are_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,6 +205,7 @@ def test_states_are_stored_in_pieces_which_free_the_memory_that_the_next_one_tak
     assert stored == "(2)--" * 6  # three stacks of four clients
 
 
+@pytest.mark.slow
 def test_states_on_their_way_are_kept_where_the_next_stack_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     run, seen = procedures.run_procedures, list[tuple[int, ...]]()
 

@@ -57,6 +57,7 @@ def waits(method: Any, clients: int, network: Any = two_layers) -> dict[str, int
     return dict(counted(method, clients, network).waits)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_the_host_waits_no_oftener_for_more_clients(method: Any) -> None:
     # more than 16, which are added to a sum at a time
@@ -65,6 +66,7 @@ def test_the_host_waits_no_oftener_for_more_clients(method: Any) -> None:
     assert sum(few.values()) <= 60
 
 
+@pytest.mark.slow
 def test_running_statistics_are_compared_once_a_stack() -> None:
     """What clients receive has running statistics, of which values tell whether a client has changed them."""
     few, many = (waits(FedAvg, clients, normalized_layers) for clients in (4, 20))
@@ -72,6 +74,7 @@ def test_running_statistics_are_compared_once_a_stack() -> None:
     assert sum(few.values()) <= 60
 
 
+@pytest.mark.slow
 def test_private_steps_wait_for_nothing() -> None:
     """A pass of more steps has no more transfers than one of fewer."""
     found = []
@@ -235,6 +238,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "sections",
     [
@@ -252,6 +256,7 @@ def test_sections_make_the_host_wait_no_oftener_for_more_clients(sections: dict[
     assert few == many
 
 
+@pytest.mark.slow
 def test_messages_are_clipped_and_noised_together() -> None:
     """More clients are more launches for what is done to each alone, which is none of it."""
     method = partial(FedAvg, aggregation="uniform")

@@ -78,6 +78,7 @@ def test_symbols_within_a_text(text: str, expected: str, monkeypatch: pytest.Mon
     assert importlib.import_module("mathematics").with_symbols(text) == expected
 
 
+@pytest.mark.slow
 def test_a_page_has_a_picture_a_command_a_curve_and_its_source() -> None:
     """The command is one that can be run: its configuration is valid, and the data are right for the method."""
     for name in METHODS:

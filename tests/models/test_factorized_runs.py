@@ -55,6 +55,7 @@ def config(folder: Path, method: str = "fedavg", model: dict[str, Any] | None = 
     }
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("name", SECTIONS)
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow), "fedper"])
 def test_messages_hold_factors_and_a_model_can_be_exported(method: str, name: str, tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_what_leaves_a_client_and_what_comes_in(policy: Any) -> None:
         norm.kept_back({"a": model, "b": model}, {})
 
 
+@pytest.mark.two_cases
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @CASES
 def test_for_every_method_nothing_private_is_at_the_server(

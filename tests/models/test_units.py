@@ -69,6 +69,7 @@ def gradients(network: Network, tree: Tree, x: Tensor, y: Tensor) -> tuple[Tenso
     return logits.detach(), dict(zip(leaves, found, strict=True))
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("name", MODELS)
 def test_a_padded_network_trains_as_the_one_that_is_cut_out(name: str) -> None:
     """The module takes tensors of fewer units as they are: it then is the cut-out network."""

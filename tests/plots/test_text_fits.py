@@ -71,6 +71,7 @@ def faults(figure: Figure) -> list[str]:
     return found
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "size", ["icml-column", *(pytest.param(size, marks=pytest.mark.slow) for size in ("", "neurips", "icml"))]
 )

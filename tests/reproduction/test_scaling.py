@@ -28,6 +28,7 @@ def test_every_table_of_methods_with_results_can_be_reproduced() -> None:
             assert table.name in POSSIBLE
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("scale", ["quick", pytest.param("paper", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_every_table_resolves_to_valid_runs(name: str, scale: Any) -> None:

@@ -115,6 +115,7 @@ def test_what_has_no_prompts_is_refused(run: Path, tmp_path: Path) -> None:
         of(run, device="cuda")
 
 
+@pytest.mark.slow
 def test_answers_of_aligned_models_are_compared_with_the_preferred_ones(run: Path, tmp_path: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
     config |= {

@@ -45,6 +45,7 @@ class Net(nn.Module):
         return self.head(torch.relu(self.hidden[0](x.flatten(1))))  # type: ignore[no-any-return]
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     ("method", "model", "row"),
     [

@@ -24,6 +24,7 @@ from tests.support.inspecting import Finished, opened
 METHODS = ("superfed-mm", "fedavg", "fedphp", "fedme", "floco", "scaffold", "fedpac")
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("round", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_replay_has_the_same_bits(finished: Finished, method: str, round: int) -> None:
@@ -103,6 +104,7 @@ def test_without_rows_and_state_there_is_nothing_to_compare(tmp_path: Path) -> N
     assert list(found.compared) == ["server"] and not found.differences
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "section",
     [{}, {"algorithm": "fedavgm"}, {"compression": {"name": "sign"}}, {"aggregator": {"name": "median"}}],

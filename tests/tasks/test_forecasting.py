@@ -69,6 +69,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("method", RUNS)
 def test_runs_are_the_same_looped_and_stacked(method: str, tmp_path: Path) -> None:
     content = sections(**RUNS[method])
@@ -153,6 +154,7 @@ def test_data_sets_are_described() -> None:
     assert parts.dataset.spec.words() == "windows of 16 times of 1 series with 4 times of 1 series to forecast each"
 
 
+@pytest.mark.slow
 def test_clients_and_single_windows_can_be_private(tmp_path: Path) -> None:
     uniform = {"name": "fedavg", "aggregation": "uniform"}
     train = {**sections()["train"], "sampling": "poisson", "clients_per_round": 4}

@@ -43,6 +43,7 @@ def played(method: str, task: str, hosts: int) -> tuple[Any, Any, ResultTables]:
     return server, scores, tables
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "superfed"])
 @pytest.mark.parametrize("task", EACH)
 def test_one_host_and_three(task: str, method: str) -> None:

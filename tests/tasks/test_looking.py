@@ -205,6 +205,7 @@ def test_the_report_on_one_run(runs: dict[str, Path], tmp_path: Path) -> None:
     assert "mse" in header and "global_mse" in header and "accuracy" not in header
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("kind", ["curves", "clients", "lambda"])
 def test_figures(kind: str, runs: dict[str, Path], tmp_path: Path) -> None:
     said("plot", kind, str(runs["superfed"]), "--out", str(tmp_path / "figure.png"))

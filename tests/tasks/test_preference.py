@@ -139,6 +139,7 @@ def test_the_reference_is_what_the_run_begins_with() -> None:
     assert float(task.loss(trained(language_network("llama"), 1), batch)) != pytest.approx(np.log(2), abs=1e-3)
 
 
+@pytest.mark.two_cases
 @KINDS
 def test_clients_scored_together_in_batches_and_alone_have_the_same_sums(kind: str) -> None:
     net = language_network("llama")

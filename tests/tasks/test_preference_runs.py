@@ -145,6 +145,7 @@ def test_single_pairs_have_losses_for_an_attacker_and_prompts_answers(tmp_path: 
         assert all(1 <= one.tokens <= 4 for one in found)
 
 
+@pytest.mark.slow
 def test_pairs_can_be_private_samples(tmp_path: Path) -> None:
     private = {"example_clip_norm": 0.1, "example_noise_multiplier": 0.5, "example_delta": 1e-3}
     for mode in ("looped", "vectorized"):

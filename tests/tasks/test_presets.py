@@ -79,6 +79,7 @@ def run(preset: str, folder: Path, name: str, callbacks: Sequence[Callback] = ()
     return rayfl.run(preset, callbacks=callbacks, storage_path=str(folder), name=name, **settings)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     ("preset", "method"),
     [
@@ -101,6 +102,7 @@ def test_every_method_looped_stacked_and_through_a_stop(preset: str, method: str
     np.testing.assert_allclose(values.astype(float), others.astype(float), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     ("preset", "method"),
     [

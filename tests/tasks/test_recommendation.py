@@ -70,6 +70,7 @@ METHODS: dict[str, Any] = {
 }
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "method",
     [

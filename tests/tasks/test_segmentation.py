@@ -47,6 +47,7 @@ def said(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_the_highest_dice_for_the_best(runs: dict[str, Path], tmp_path: Path) -> None:
     both = [load_run(str(runs[name]), REGISTERED) for name in ("ditto", "superfed")]
     comparison = compare(both)

@@ -12,6 +12,7 @@ from tests.support.cases import ALGORITHMS, of_kinds, toy_of
 from tests.support.cases.base import Case
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("mode", [pytest.param("looped", marks=pytest.mark.slow), "vectorized"])
 @of_kinds(ALGORITHMS)
 def test_no_tensor_waits_for_the_collector(case: Case, mode: str) -> None:

@@ -69,6 +69,7 @@ def test_what_saves_nothing_is_left_and_what_was_needed_stays() -> None:
     assert found.config.engine.width == 35 and "memory does not suffice otherwise" in found.lines[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decided", [True, False])
 def test_a_model_that_leaves_nothing_open_is_measured_once(decided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config = transformer()

@@ -59,6 +59,7 @@ def assert_extended(extended: Outcome, whole: Outcome, at: int) -> None:
         assert extra >= 0 and all(row in rows for row in other.to_pylist())
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "floco", "pfedme"])
 def test_a_finished_run_goes_on_to_the_same_bits(tmp_path: Path, method: str) -> None:
     whole = outcome(done(tmp_path / "whole", method, 6))

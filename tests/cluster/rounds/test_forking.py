@@ -38,6 +38,7 @@ def done(place: Path, method: str, name: str = "run", **sections: Any) -> Path:
 KEEP = {"storage": {"keep_commits": 4}}
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "superfed-mm"])
 def test_a_fork_without_changes_has_the_bits_of_the_run_that_it_is_from(tmp_path: Path, method: str) -> None:
     folder = done(tmp_path, method, **KEEP)

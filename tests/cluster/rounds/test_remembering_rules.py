@@ -54,6 +54,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("rule", RULES)
 def test_an_interrupted_run_continues_to_the_same_bits(rule: str, whole: Path, tmp_path: Path) -> None:
     pieces = of_rule(tmp_path, rule)
@@ -65,6 +66,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(rule: str, whole: Path, t
     assert verify(Storage(str(tmp_path / rule))).problems == []
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("rule", RULES)
 def test_more_rounds_and_a_fork_go_on_with_what_is_remembered(rule: str, whole: Path, tmp_path: Path) -> None:
     rayfl.run(of_rule(tmp_path, rule, train={"rounds": 2}))

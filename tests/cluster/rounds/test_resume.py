@@ -28,6 +28,7 @@ from tests.support.experiments import (
 )
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "method", each_method([*METHODS, *sorted(FURTHER.keys() - PRETRAINED)], quick={*FEW, "fedphp", "gcfl", "fedbuff"})
 )

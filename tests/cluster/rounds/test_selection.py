@@ -79,6 +79,7 @@ def assert_same_run(left: Path, right: Path) -> None:
     assert one.rounds.equals(other.rounds)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("selection", EACH.values(), ids=EACH.keys())
 def test_an_interrupted_run_chooses_the_same_clients(tmp_path: Path, selection: dict[str, Any]) -> None:
     rayfl.run(experiment(tmp_path, "whole", selection=selection))
@@ -137,6 +138,7 @@ def test_what_the_choice_costs_is_counted(tmp_path: Path) -> None:
     assert not (tmp_path / "uniform" / "cohorts.parquet").exists()
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["superfed", "fedrep", "floco", "scaffold", "fedphp"])
 def test_methods_of_all_kinds_have_chosen_clients(tmp_path: Path, method: str) -> None:
     rayfl.run(experiment(tmp_path, algorithm={"name": method}, selection=EACH["oort"], train={"momentum": 0.0}))
@@ -170,6 +172,7 @@ def test_devices_record_who_took_part_and_oort_knows_their_times(tmp_path: Path)
     assert seconds["oort"] < seconds["uniform"]
 
 
+@pytest.mark.slow
 def test_a_fork_and_an_extension_go_on_with_what_is_known(tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "long", selection=EACH["last"], train={"rounds": 9}))
     rayfl.run(experiment(tmp_path, "run", selection=EACH["last"]))

@@ -59,6 +59,7 @@ def updates_of(folder: Path, strategy: str = "clustered") -> dict[int, Tensor]:
     return {int(client): update for client, update in remembered(folder, strategy)["updates"].items()}
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("selection", EACH.values(), ids=EACH.keys())
 def test_an_interrupted_run_chooses_the_same_clients(tmp_path: Path, selection: dict[str, Any]) -> None:
     rayfl.run(run_of(tmp_path, "whole", selection=selection))
@@ -77,6 +78,7 @@ def test_actors_choose_the_clients_of_one_process(tmp_path: Path, selection: str
     assert_same_run(tmp_path / "inline", tmp_path / "ray")
 
 
+@pytest.mark.slow
 def test_a_fork_and_an_extension_go_on_with_the_updates(tmp_path: Path) -> None:
     rayfl.run(run_of(tmp_path, "long", train={"rounds": 9}))
     rayfl.run(run_of(tmp_path))
@@ -157,6 +159,7 @@ def test_stacked_clients_send_the_updates_of_clients_one_by_one(tmp_path: Path) 
     assert all(torch.allclose(one[client], other[client], atol=1e-5) for client in one)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["superfed", "fedrep", "fedprox", "fedavgm", "fedbn"])
 def test_methods_whose_clients_send_one_model_have_chosen_clients(tmp_path: Path, method: str) -> None:
     model = (

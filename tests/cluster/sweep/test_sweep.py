@@ -48,6 +48,7 @@ def statuses(result: SweepResult) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_experiments_of_a_sweep_are_those_of_single_runs_and_are_run_once(local_ray: None, tmp_path: Path) -> None:
     overrides = ("algorithm=superfed,fedavg", "seed=0")
     result, said = sweep(tmp_path, *overrides)

@@ -81,6 +81,7 @@ def by_hand(toy: Toy, method: FedProx, client: int) -> Tree:
     return model
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
 @pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 @pytest.mark.parametrize("batch_size", [4, 1, None])

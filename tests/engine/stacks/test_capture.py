@@ -83,6 +83,7 @@ def both(updates: Sequence[TrainRequest], network: Network) -> Recording:
     return recording
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("products", [False, True], ids=["autograd", "products"])
 @pytest.mark.parametrize(
     "name",

@@ -151,6 +151,7 @@ def test_methods_agree_compiled(method: str, layers: str, caplog: pytest.LogCapt
     methods_agree(method, layers, caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [

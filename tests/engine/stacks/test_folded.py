@@ -92,6 +92,7 @@ def updates(net: AdaptedNetwork, name: str, rule: Rule, sizes: Any = SIZES, keep
 SPECS = {"model.classifier.weight": IMAGES, "model.score.weight": TOKENS}
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     ("name", "rule"),
     [

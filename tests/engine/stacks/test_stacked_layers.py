@@ -143,6 +143,7 @@ KINDS = (
 METHODS = [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in ALGORITHMS]
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("layers", ["normalized", "recurrent"])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_agrees(name: str, layers: str, caplog: pytest.LogCaptureFixture) -> None:

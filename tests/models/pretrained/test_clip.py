@@ -38,6 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
 """Heads that begin as the template's texts."""
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("adapter", ["none", ADAPTER, {"name": "ia3"}])
@@ -110,6 +111,7 @@ def test_the_tokenizer_of_clip_itself_parts_words_from_names(tmp_path: Path) -> 
     torch.testing.assert_close(net.logits(net.initialize(0), x), wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("context", ["shared", "by_class"])
 @pytest.mark.parametrize("length", [1, 3])
 def test_steps_on_a_context_are_those_of_autograd_over_transformers(context: str, length: int) -> None:

@@ -30,6 +30,7 @@ def patches_of(x: Tensor) -> Tensor:
     return unit(torch.stack(rows, 1))
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("adapter", ["none", ADAPTER])
 @pytest.mark.parametrize("prompt", [{"length": 2}, {"length": 3, "context": "by_class"}, {"start": "template"}])
 def test_in_float64_they_are_equal_to_ten_digits(prompt: dict[str, Any], adapter: Any) -> None:
@@ -46,6 +47,7 @@ def test_in_float64_they_are_equal_to_ten_digits(prompt: dict[str, Any], adapter
     torch.testing.assert_close(logits, net.logits(tree, WIDE), rtol=0, atol=1e-11)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("template", ["a photo of a {}.", "the {}", "a handwritten picture of the number {} ."])
 @pytest.mark.parametrize("prompt", [{"length": 1}, {"length": 5, "context": "by_class"}, {"start": "template"}, {}])
 def test_the_templates_texts_are_the_same_whatever_the_context(prompt: dict[str, Any], template: str) -> None:

@@ -110,6 +110,7 @@ def test_actors_have_the_same_frozen_head(tmp_path: Path) -> None:
     assert_equal(outcome(tmp_path / "inline").server, outcome(tmp_path / "ray").server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prompt",
     [

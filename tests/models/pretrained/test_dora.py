@@ -121,6 +121,7 @@ def merged(family: str, net: AdaptedNetwork, tree: dict[str, Tensor]) -> Any:
     return model.eval()
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("family", sorted(CONFIGS))
 def test_it_begins_as_the_base_and_computes_what_merged_weights_compute(family: str) -> None:
     net, plain, x = network(family, adapter=DORA), network(family), inputs(family, 5, 0)
@@ -133,6 +134,7 @@ def test_it_begins_as_the_base_and_computes_what_merged_weights_compute(family: 
         torch.testing.assert_close(net.logits(tree, x), expected.logits, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", ["vit", "llama", "gpt2", "roberta"])
 def test_folded_gradients_are_those_of_one_client_at_a_time(family: str, checkpointing: bool) -> None:

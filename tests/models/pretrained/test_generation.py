@@ -39,6 +39,7 @@ def test_a_text_has_a_prompt_for_each_response() -> None:
     assert prompts_of(x, torch.full((6,), IGNORED)) == []
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("family", sorted(CAUSAL))
 def test_answers_are_those_of_transformers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "_ROWS", 3 * 12)  # three texts in a pass

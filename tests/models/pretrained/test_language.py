@@ -104,6 +104,7 @@ def test_parts_of_the_output_layer_are_the_whole_and_no_more_than_they_is_in_mem
     assert seen.most <= 2 * min(rows, asked) * VOCABULARY
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_fold_of_ragged_clients_has_the_gradients_of_each_alone(family: str, checkpointing: bool) -> None:

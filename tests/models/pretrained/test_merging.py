@@ -59,6 +59,7 @@ def assert_same_outputs(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("targets", [None, "all-linear"])
 @pytest.mark.parametrize("family", ["vit", "llama", "gpt2", "bert", "roberta"])
 def test_a_classifier_with_merged_adapters_has_the_same_outputs(family: str, targets: Any, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_it_computes_what_the_merged_weights_compute(family: str, attention: str
     torch.testing.assert_close(found, expected.logits, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -68,6 +68,7 @@ SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 QUICK = ("FedIT with DoRA", "FedSA-LoRA", "FedPer", "HetLoRA")
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] if name not in QUICK else []) for name in SENT],
@@ -113,6 +114,7 @@ def test_inv_fedsa_keeps_each_b_with_its_client(tmp_path: Path) -> None:
     assert all(".lora_A." in name for name in shared)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize(("name", "own"), [("Ditto", A + B + HEAD), ("FedSA-LoRA", B + HEAD), ("FedPer", HEAD)])
 def test_a_commit_has_what_is_personal_and_no_more(name: str, own: int, tmp_path: Path) -> None:
     """Clients x 4 bytes x scalars, and headers: the base is in no commit."""
@@ -187,6 +189,7 @@ def test_a_run_is_not_verified_or_continued_with_other_weights(tmp_path: Path) -
     assert not report.problems and any("was not looked at" in note for note in report.notes)
 
 
+@pytest.mark.two_cases
 @pytest.mark.parametrize("family", CONFIGS)
 def test_peft_computes_the_same_with_what_is_written(family: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -75,6 +75,7 @@ def test_a_folder_as_destination_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["leaf", "out"]
 
 
+@pytest.mark.slow
 @needs_leaf
 def test_real_femnist(tmp_path: Path) -> None:
     report = import_leaf("femnist", LEAF_ROOT / "femnist" / "data", tmp_path / "f.parquet")

@@ -100,6 +100,7 @@ def test_mnist_from_a_folder_of_packed_files(mnist: Server, tmp_path: Path) -> N
     assert mnist.requests == []
 
 
+@pytest.mark.slow
 @needs_mnist
 def test_the_prepared_mnist_equals_the_original(tmp_path: Path) -> None:
     source = MnistSource(root=tmp_path)
