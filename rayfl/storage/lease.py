@@ -127,8 +127,11 @@ class Lease:
 
     def _take(self) -> None:
         for _ in range(_TRIES):
-            if self._storage.create(FILE, self._content()):
-                return
+            try:
+                if self._storage.create(FILE, self._content()):
+                    return
+            except RunError as error:  # it is the first file that a run writes
+                raise RunError(f"{error}; is storage_path a folder that you may write, with free space?") from error
             holder = self._awaited(read_lease(self._storage))
             if holder is not None:
                 self._refuse_if_alive(holder)
