@@ -11,15 +11,13 @@ from torch import Tensor
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.adversarial import Adversarial
+from algorithms.parts.masks import kept_counts
 from algorithms.parts.slopes import buffers
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.objectives import Sum, function, loss
 from rayfl.params import Tree, copy
 from rayfl.tasks.base import Batch, Predictor, Task
-
-_ROUND_OFF = 1e-4
-"""Without it 0.29 of 100 samples, which is 28.999... in floating point, would be 28."""
 
 
 class FAT(Adversarial, FineTuned):
@@ -78,7 +76,7 @@ class FAT(Adversarial, FineTuned):
     def _adversarial(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
         places = torch.arange(len(batch.x), device=batch.x.device)
         size = torch.as_tensor(batch.size, device=batch.x.device)
-        count = (self.attacked_share * size + _ROUND_OFF).floor()
+        count = kept_counts(self.attacked_share, size)
         moved = self.attacked(model, batch, task, frozen, draw)
         if not self.keep_clean:
             chosen = (places < count).view(-1, *[1] * (moved.ndim - 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
@@ -13,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from algorithms.base import Averaging, Clients, setting
 from algorithms.parts.corrected_labels import correct, corrected, outputs_of
 from algorithms.parts.dimensionality import local_dimensionality
+from algorithms.parts.masks import kept_count
 from algorithms.parts.mixup import check_mixed, mixed_loss, mixing
 from algorithms.parts.noisy_clients import in_higher_component
 from algorithms.parts.proximity import proximity
@@ -23,9 +23,6 @@ from rayfl.errors import ConfigError
 from rayfl.objectives import TRAINED, Sum, frozen, function, loss
 from rayfl.params import Tree
 from rayfl.tasks.base import Predictor, Task, Trait
-
-_ROUND_OFF = 1e-9
-"""Without it 0.29 of 100 samples, which is 28.999... in floating point, would be 28."""
 
 
 class FedCorr(Averaging):
@@ -228,7 +225,7 @@ class FedCorr(Averaging):
         """
         losses = client.state["losses"]
         wrong = in_higher_component(losses.double().cpu().numpy()[:, None])
-        count = math.floor(self.relabel_share * wrong.sum() + _ROUND_OFF)
+        count = kept_count(self.relabel_share, int(wrong.sum()))
         chosen = torch.zeros_like(losses, dtype=torch.bool)
         chosen[losses.argsort(descending=True, stable=True)[:count]] = True
         await correct(client, model, self.confidence, chosen)

@@ -16,6 +16,7 @@ from algorithms.base import Averaging, Clients, setting
 from algorithms.parts.aligned_models import FLOOR
 from algorithms.parts.binary_gaussian_processes import JITTER, NORMALS, kernel, log_probability, posterior, sampled
 from algorithms.parts.class_tree import class_tree
+from algorithms.parts.masks import kept_counts
 from algorithms.parts.partial import part
 from algorithms.parts.prototypes import class_means
 from algorithms.parts.replaced_heads import body, check_replaceable, idle_head, with_idle_head
@@ -27,9 +28,6 @@ from rayfl.errors import ConfigError
 from rayfl.objectives import Sum, function
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
-
-_ROUND_OFF = 1e-4
-"""Without it 0.53 of 100 samples, which is 52.999... in single precision, would be 52."""
 
 
 class PFedGP(Averaging):
@@ -164,7 +162,7 @@ class PFedGP(Averaging):
         """
         same = (side[:, :, None] == side[:, None, :]) & (side != 0)[:, None, :]
         rank = (same & (order[:, None, :] < order[:, :, None])).sum(-1)
-        return (side != 0) & (rank < (self.predict_share * same.sum(-1) + _ROUND_OFF).floor())
+        return (side != 0) & (rank < kept_counts(self.predict_share, same.sum(-1)))
 
     def numbers(self, keys: Tensor, nodes: int, chains: int) -> Tensor:
         """Normal numbers of a draw of omega, which depend on the samples' keys alone; shape (V, chains, n, NORMALS)."""

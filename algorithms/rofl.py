@@ -14,6 +14,7 @@ from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
 from algorithms.parts.accumulators import ACCUMULATOR, adding, check_unclipped
 from algorithms.parts.corrected_labels import outputs_of
+from algorithms.parts.masks import kept_counts
 from algorithms.parts.prototypes import class_means, memberships
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -22,9 +23,6 @@ from rayfl.examples import Examples
 from rayfl.objectives import Sum, function
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
-
-_ROUND_OFF = 1e-4
-"""Without it 0.29 of 100 samples, which is 28.999... in floating point, would be 28."""
 
 
 def smallest(losses: Tensor, batch: Batch, share: float) -> Tensor:
@@ -39,7 +37,7 @@ def smallest(losses: Tensor, batch: Batch, share: float) -> Tensor:
     if batch.mask is not None:
         losses = losses.masked_fill(batch.mask == 0, torch.inf)
     ranks = losses.argsort(stable=True).argsort(stable=True)
-    count = torch.as_tensor(share * batch.size + _ROUND_OFF).floor().clamp(min=1)
+    count = kept_counts(share, torch.as_tensor(batch.size)).clamp(min=1)
     return (ranks < count).to(losses)
 
 

@@ -46,6 +46,16 @@ def kept_count(share: float, elements: int) -> int:
     return int(share * elements + 1e-9)  # a share of a sum may be a bit less than it should
 
 
+def kept_counts(share: float, elements: Tensor) -> Tensor:
+    """The same of each of several numbers, also of single precision, in which 0.53 of 100 is 52.999...
+
+    Args:
+        share: of each.
+        elements: any shape.
+    """
+    return (share * elements + 1e-4).floor()
+
+
 def drawn_masks(model: Mapping[str, Tensor], shares: Mapping[str, float], generator: np.random.Generator) -> Tree:
     """Returns which elements are kept, bool of the tensors' shapes, drawn at random.
 

@@ -40,7 +40,7 @@ class _OwnSplits(Source):
     def _drawn(self, labels: np.ndarray, client: int, name: str, streams: RandomStreams) -> np.ndarray:
         """The split of each node, drawn by the stream ``holdout``; -1 for nodes without a class."""
         having = streams.generator("holdout", client=client).permutation(np.flatnonzero(labels >= 0))
-        test, validation = (int(share * len(having)) for share in (self.test, self.validation))
+        test, validation = (int(share * len(having) + 1e-9) for share in (self.test, self.validation))
         if len(having) <= test + validation:
             raise DataError(f"client {name!r} has no node with a class: remove it, or set fewer dataset.num_clients")
         found = np.full(len(labels), -1, dtype=np.int64)
