@@ -1,4 +1,4 @@
-"""Links of Markdown pages lead to files that are there, and to headings that these have.
+"""Links of Markdown pages lead to files that are there, and to headings that these have; numbers stay numbers.
 
 ``test_site.py`` follows the links of the site, which takes long to build.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from unicodedata import normalize
 from urllib.parse import unquote, urlsplit
@@ -115,3 +116,15 @@ def test_code_has_no_links_and_headings_are_named_as_on_the_site() -> None:
     text += "\n```\n# no heading [x](y)\n```\n`[x](y)`\n"
     assert links(text) == ["d.md"]
     assert places(text) == {"a-b-of-c-es", "twice", "twice_1", "own"}
+
+
+def test_no_number_at_the_beginning_of_a_line_is_taken_for_that_of_a_list() -> None:
+    """A sentence's last number is lost where it is the first word of a line of a list, as in "and not / 0. Means"."""
+    numbered = re.compile(r" *\d+[.)] ")
+    wrong = []
+    for page in PAGES:
+        for before, line in pairwise(_FENCED.sub("", page.read_text(encoding="utf-8")).split("\n")):
+            within = before.strip() and not numbered.match(before) and not before.startswith(("#", " " * 3))
+            if numbered.match(line) and within:
+                wrong.append(f"{page.name}: {before[-40:]} / {line[:40]}")
+    assert wrong == []
