@@ -86,19 +86,29 @@ def columns_of(runs: Sequence[Run]) -> dict[str, Metric]:
     fairness = Metric(f"{first.column}_jain", "Jain's index", 1, 3, 1, by_client=False)
     if not others and all(fairness.column in run.rounds.schema.names for run in runs):
         others = (fairness,)
-    return {metric.column: metric for metric in (*shown, *others, *_of_all_samples(first))}
+    further = (*_of_all_samples(first), *(_pooled(metric) for metric in shown[1:] if metric.by_client))
+    known = [set(run.rounds.schema.names) for run in runs]
+    return {
+        metric.column: metric
+        for metric in (*shown, *others, *further)
+        if metric.chosen or all(metric.column in names for names in known)
+    }
 
 
 def _of_all_samples(first: Metric) -> tuple[Metric, ...]:
     """The first metric of all samples together, and both forms of it in the best of all rounds."""
     label = first.heading.removesuffix(" %")
     unit = first.heading.removeprefix(label)
-    pooled = replace(first, column=f"pooled_{first.column}", heading=f"pooled {first.heading}", by_client=False)
+    pooled = _pooled(first)
     best = (
         replace(one, column=f"{one.column}{BEST_ROUND}", heading=f"best round, {name}{unit} *", chosen=True)
         for one, name in ((first, label), (pooled, f"pooled {label}"))
     )
     return (pooled, *(replace(one, by_client=False) for one in best))
+
+
+def _pooled(metric: Metric) -> Metric:
+    return replace(metric, column=f"pooled_{metric.column}", heading=f"pooled {metric.heading}", by_client=False)
 
 
 def metrics_for(runs: Sequence[Run]) -> tuple[Metric, ...]:

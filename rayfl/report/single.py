@@ -37,7 +37,7 @@ from rayfl.results.personalized import of_clients
 from rayfl.results.schemas import first_metric, metrics_of
 from rayfl.runs.loading import Run
 from rayfl.runs.measured import Measured
-from rayfl.runs.summary import headline_metrics, label_of
+from rayfl.runs.summary import headline_metrics, label_of, on_demand_metrics
 
 
 def page_of_run(run: Run, open_parts: OpenParts) -> tuple[Page, pa.Table | None]:
@@ -117,6 +117,7 @@ def _bytes(count: int) -> str:
 def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
     own = own_key(run)
     first, second = headline_metrics(run.rounds)
+    asked = on_demand_metrics(run.rounds)
     losses = [metric for metric in metrics_of(run.rounds) if metric.name == "loss" != second.name]
     cells = []
     for key, row in rows.items():
@@ -127,7 +128,7 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
                 Cell(of_clients(row["clients"], run.measured_clients), row["clients"], mark),
                 spread_cell(row, first, mark),
                 metric_cell(row[f"{first.name}_worst5"], first, mark),
-                spread_cell(row, second, mark),
+                *(spread_cell(row, metric, mark) for metric in (second, *asked)),
                 *(metric_cell(row["loss"], loss, mark) for loss in losses),
             ]
         )
@@ -138,7 +139,8 @@ def _summary(run: Run, rows: Mapping[RowKey, Mapping[str, Any]]) -> Table:
         "standard deviation over clients. Bold: the method's personalized model.",
         [
             *(Column(text, numeric=False) for text in ("model", "clients")),
-            *(Column(text) for text in (first.heading, "worst 5 %", second.heading, *(loss.name for loss in losses))),
+            *(Column(text) for text in (first.heading, "worst 5 %")),
+            *(Column(metric.heading) for metric in (second, *asked, *losses)),
         ],
         cells,
         [SEEN_TEST] if any(key.seen_test for key in rows) else [],

@@ -17,6 +17,7 @@ from rayfl.results.schemas import metrics_of
 from rayfl.results.stages import by_stage
 from rayfl.runs.contributions import contribution_table
 from rayfl.runs.measured import Measured
+from rayfl.runs.summary import on_demand_table
 
 FURTHER = {
     Measured("test", "unseen"): "clients held out from training, on their own test data",
@@ -42,7 +43,11 @@ def _last(rows: pa.Table, own: PersonalizedRows) -> list[dict[str, Any]]:
 
 
 def further_tables(result: Result) -> list[Table]:
-    """Tables of the server's models, of stages, of the first metric for what of :data:`FURTHER` there is, of values."""
+    """Tables beside that of the clients' own test data.
+
+    In order: of the server's models, of metrics on demand, of stages, of the first metric for what of :data:`FURTHER`
+    there is, and of values of clients.
+    """
     own, metrics = PersonalizedRows.of(result.config.algorithm), metrics_of(result.rounds)
     found = ((title, further_rows(result.rounds, own, measured)) for measured, title in FURTHER.items())
     tables = [_table(title, rows, own, metrics[0]) for title, rows in found if rows]
@@ -51,6 +56,8 @@ def further_tables(result: Result) -> list[Table]:
     by_stages, of_values = stage_table(result), contribution_table(result)
     tables = tables if by_stages is None else [by_stages, *tables]
     tables = tables if of_values is None else [*tables, of_values]
+    on_demand = on_demand_table(result)
+    tables = [on_demand, *tables] if on_demand.row_count else tables
     return [_table_of_server(of_server, own, shown), *tables] if of_server else tables
 
 

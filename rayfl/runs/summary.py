@@ -13,7 +13,7 @@ from rich.table import Table
 from rayfl.experiment.client_privacy import client_promise
 from rayfl.experiment.example_privacy import example_promise
 from rayfl.experiment.result import Result
-from rayfl.metrics import Metric
+from rayfl.metrics import CLASSIFICATION, Metric
 from rayfl.results.personalized import PersonalizedRows, of_clients, recorded_clients
 from rayfl.results.schemas import metrics_of
 from rayfl.runs.measured import Measured
@@ -69,6 +69,27 @@ def summary_table(result: Result) -> Table:
     return table
 
 
+def on_demand_table(result: Result) -> Table:
+    """Returns the metrics on demand of the rows of :func:`summary_table`: means over clients, and of all samples."""
+    table = Table(
+        title="Metrics on demand: mean over clients / all clients' samples together",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+    )
+    table.add_column("model", overflow="fold")
+    asked = on_demand_metrics(result.rounds)
+    for metric in asked:
+        table.add_column(metric.heading, justify="right", min_width=len(max(metric.heading.split(), key=len)))
+    for row in shown_rows(result) if asked else ():
+        values = ((metric, row[metric.name], row.get(f"pooled_{metric.name}")) for metric in asked)
+        table.add_row(
+            label_of(row), *(f"{metric.shown(mean)} / {metric.shown(pooled)}" for metric, mean, pooled in values)
+        )
+    return table
+
+
 def skipped_table(result: Result) -> Table:
     """Returns which clients were left out, how often and why: those left out most often."""
     found = (
@@ -107,6 +128,14 @@ def headline_metrics(rounds: pa.Table) -> tuple[Metric, Metric]:
     """
     metrics = metrics_of(rounds)
     return metrics[0], next((metric for metric in metrics if metric.name == "ece"), metrics[:2][-1])
+
+
+def on_demand_metrics(rounds: pa.Table) -> list[Metric]:
+    """Returns what a run has that classification has on demand (``task.metrics``), or by a backdoor; else nothing."""
+    metrics = metrics_of(rounds)
+    if metrics[0] != CLASSIFICATION.first:
+        return []
+    return [metric for metric in metrics if metric not in CLASSIFICATION.metrics]
 
 
 def _spread(row: Mapping[str, Any], metric: Metric) -> str:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rayfl
-from algorithms.registry import Experiment
+from algorithms.registry import METHODS, Experiment
 from rayfl.config.loading import load_config
 from rayfl.data.sources.base import Samples
 from rayfl.errors import ConfigError
@@ -22,6 +22,9 @@ from rayfl.metrics import Statistics
 from rayfl.metrics.backdoor import BackdoorMeasures
 from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.metrics.people import FAIRNESS
+from rayfl.report.columns import columns_of
+from rayfl.runs.finding import load_run
+from rayfl.runs.further import further_tables
 
 NAMES = tuple(FAIRNESS)
 CONTENT: dict[str, Any] = {
@@ -133,6 +136,14 @@ def test_runs_record_it_for_each_client_and_for_all_together(tmp_path: Path) -> 
     (whole,) = (row for row in last(result.rounds) if row["cohort"] == "all")
     assert whole["statistical_parity"] == pytest.approx(np.mean(known))
     assert 0 <= whole["pooled_statistical_parity"] <= 1
+    # what a user sees of it
+    (table, *_) = further_tables(result)
+    assert [str(column.header) for column in table.columns][:2] == ["model", "statistical parity difference"]
+    mean, pooled = whole["statistical_parity"], whole["pooled_statistical_parity"]
+    assert list(table.columns[1].cells) == [f"{mean:.3f} / {pooled:.3f}"]
+    run = load_run(result.path, METHODS)
+    column = columns_of([run])["pooled_statistical_parity"]
+    assert (column.heading, column.sign, column.by_client) == ("pooled statistical parity difference", -1, False)
 
 
 @pytest.mark.parametrize(
