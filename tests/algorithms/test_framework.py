@@ -20,7 +20,7 @@ from algorithms.base import Averaging
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.params import Tree, copy, leaves, num_bytes, tensors
-from tests.support.cases import ALGORITHMS, CASES, CASES_OF_KINDS, TRAIN, of_kinds, toy_of
+from tests.support.cases import ALGORITHMS, CASES_OF_KINDS, TRAIN, of_kinds, toy_of
 from tests.support.cases.base import SIZES, Case
 from tests.support.experiments import FEW
 from tests.support.toy_networks import normalized_layers
@@ -241,7 +241,7 @@ def test_inv_f7_history_with_random_layers_depends_on_the_seed_alone(case: Case)
     assert history(noisy(case, hosts=2)) == history(noisy(case))
 
 
-@CASES
+@CASES_OF_KINDS
 def test_inv_f7_vectorized_differs_by_rounding_alone(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     looped, stacked = (toy_of(case, mode=mode) for mode in ("looped", "vectorized"))
     for cohort in case.cohorts()[:3]:

@@ -170,6 +170,7 @@ def test_actors_that_do_not_fit_are_refused_with_numbers(tmp_path: Path) -> None
         rayfl.run(small_experiment(tmp_path, "large", "fedavg", num_actors=9))
 
 
+@pytest.mark.slow
 def test_a_ray_that_does_not_come_up_is_no_defect_of_rayfl(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine under load Ray's node times out, with a plain Exception."""
 
