@@ -44,7 +44,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as slow all but the first and the last case of a test of one method, or of one marked ``two_cases``.
 
     A method's tests differ little from case to case (an option, a mode, a seed), and there are hundreds of methods.
+    On another device than a CPU there are all cases.
     """
+    if os.environ.get("RAYFL_TEST_DEVICE"):
+        return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("slow") is None:

@@ -82,3 +82,10 @@ def test_an_interrupt_right_after_a_lease_was_taken_gives_it_back(storage: Stora
     with pytest.raises(KeyboardInterrupt):
         Lease(Interrupted(storage.uri), 60).__enter__()
     assert read_lease(storage) is None
+
+
+def test_a_folder_that_cannot_be_written_is_asked_about_by_the_name_of_its_option(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    wrong = Storage(str(tmp_path / "runs" / "one"))
+    with pytest.raises(RunError, match=r"lease.json: .*; is storage_path a folder that you may write"):
+        Lease(wrong, 60).__enter__()
