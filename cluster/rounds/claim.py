@@ -18,8 +18,8 @@ from algorithms.registry import Experiment
 from rayfl.config.beginning import FILE as INITIAL
 from rayfl.config.beginning import initial_file
 from rayfl.config.identity import FREE
-from rayfl.config.loading import as_recorded, as_yaml, load_config, to_yaml
-from rayfl.config.plain_yaml import read_yaml
+from rayfl.config.loading import as_recorded, load_config, to_yaml
+from rayfl.config.plain_yaml import read_yaml, write_yaml
 from rayfl.config.removed import removed_from
 from rayfl.data.partitions.assignment import assignment_hash, to_parquet
 from rayfl.errors import DamageError, RunError
@@ -101,7 +101,7 @@ def _record_copies(parts: Parts) -> None:
     if before is not None:
         _log.warning("%s gets no more copies of this run: storage.copies or copies_path is another now", before.uri)
     content = {**read_yaml(storage.read(CONFIG)), "storage": wanted.model_dump(mode="json")}
-    written = as_yaml(content).encode()
+    written = write_yaml(content).encode()
     digest = hashlib.sha256(written).hexdigest()
     for manifest in [entry.manifest for entry in parts.commits.survey(False, [])]:
         if CONFIG in manifest.inputs:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import yaml
 
-from rayfl.config.plain_yaml import read_yaml
+from rayfl.config.plain_yaml import read_yaml, write_yaml
 from rayfl.errors import RunError
 from rayfl.experiment.parts import Parts
 from rayfl.results.schemas import METRICS, ROUNDS_SCHEMA
@@ -34,7 +34,7 @@ def of_a_beginning(name: str) -> bool:
 def write_record(sweep: Sweep) -> None:
     """Writes the sweep's record before it begins, and deletes temporary files of killed processes."""
     points = {trial.name: trial.point for trial in sweep.trials}
-    content = yaml.safe_dump({"varied": list(sweep.varied), "experiments": points}, sort_keys=False)
+    content = write_yaml({"varied": list(sweep.varied), "experiments": points})
     sweep.folder.write(RECORD, content.encode())
     written = sweep.folder.modified(RECORD)
     for name in sweep.folder.names():
@@ -60,7 +60,7 @@ def read_stopped(sweep: Sweep) -> dict[str, int]:
 
 def write_stopped(sweep: Sweep, stopped: Mapping[str, int]) -> None:
     """Records which experiments a scheduler has stopped, and after how many rounds."""
-    sweep.folder.write(STOPPED_FILE, yaml.safe_dump(dict(stopped)).encode())
+    sweep.folder.write(STOPPED_FILE, write_yaml(dict(stopped)).encode())
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rayfl.cli.source_files import named_classes
 from rayfl.config.paper_presets import paper_presets, preset_names, preset_text
+from rayfl.config.plain_yaml import read_yaml
 
 KINDS = {
     "algorithms": "algorithm",
@@ -146,4 +146,4 @@ def _preset_entry(name: str) -> tuple[str, ...]:
         return name, made.paper.short, made.table, made.about
     text = preset_text(name)
     comment = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    return name, comment.split(": ")[0].rstrip(".") if comment else str(yaml.safe_load(text).get("algorithm", ""))
+    return name, comment.split(": ")[0].rstrip(".") if comment else str(read_yaml(text).get("algorithm", ""))

@@ -20,7 +20,7 @@ from rayfl.config.overrides import parse_overrides
 from rayfl.config.own_code import schema_without_code
 from rayfl.config.paper_presets import preset_names as preset_names
 from rayfl.config.paper_presets import preset_text as preset_text
-from rayfl.config.plain_yaml import read_yaml
+from rayfl.config.plain_yaml import read_yaml, write_yaml
 from rayfl.config.removed import explain_removed, removed_from, without_removed
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, RayflError
@@ -165,12 +165,7 @@ def as_recorded(
 
 def to_yaml(config: ExperimentConfig) -> str:
     """A configuration as YAML that :func:`load_config` reads back to an equal one."""
-    return as_yaml(config.model_dump(mode="json"))
-
-
-def as_yaml(content: Mapping[str, Any]) -> str:
-    """Plain data as the YAML of a configuration."""
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return write_yaml(config.model_dump(mode="json"))
 
 
 def _read(source: str | Path | Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:

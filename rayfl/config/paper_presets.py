@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from rayfl.config.paper_settings import Family, Paper, Settings, Variants, merged
+from rayfl.config.plain_yaml import read_yaml
 from rayfl.errors import ConfigError
 from rayfl.naming.spelling import nearest
 
@@ -85,7 +86,7 @@ class PaperPreset:
 def paper_presets() -> Mapping[str, PaperPreset]:
     """All presets of papers by name."""
     text = (resources.files("rayfl") / "presets" / SETTINGS_FILE).read_text(encoding="utf-8")
-    return expanded(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506 -- a safe loader, in C if built
+    return expanded(read_yaml(text))
 
 
 def preset_text(name: str) -> str:

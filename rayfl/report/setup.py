@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
+from rayfl.config.plain_yaml import write_yaml
 from rayfl.config.redaction import redacted
 from rayfl.report.blocks import Block, Cell, Code, Column, Paragraph, Table
 from rayfl.runs.loading import Run
@@ -22,7 +21,7 @@ def setup(run: Run) -> list[Block]:
     else:
         blocks.append(Paragraph("The run did not record its environment."))
     blocks += [
-        Code("Resolved configuration", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)),
+        Code("Resolved configuration", write_yaml(resolved)),
         Paragraph(
             "To do it again: install the versions above, put the data where the configuration says, and start the "
             "configuration under a new name. On CPUs the results are the same then, to the bit with equal versions and "

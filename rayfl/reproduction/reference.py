@@ -7,10 +7,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rayfl.config.paper_presets import REFERENCE_FILE
+from rayfl.config.plain_yaml import read_yaml
 
 Metric = Literal[
     "top1",
@@ -171,7 +171,7 @@ class ReferenceTable(_Record):
 def reference_tables() -> tuple[ReferenceTable, ...]:
     """All printed tables and figures, in the order of the papers."""
     text = (resources.files("rayfl") / "presets" / REFERENCE_FILE).read_text(encoding="utf-8")
-    return parsed_reference(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))  # noqa: S506 -- a safe loader, in C if built
+    return parsed_reference(read_yaml(text))
 
 
 def parsed_reference(content: Mapping[str, Any]) -> tuple[ReferenceTable, ...]:

@@ -14,7 +14,7 @@ from algorithms.registry import Experiment
 from rayfl.config import plain_yaml
 from rayfl.config.loading import load_config
 from rayfl.config.overrides import parse_override
-from rayfl.config.plain_yaml import AliasError, read_yaml
+from rayfl.config.plain_yaml import AliasError, read_yaml, write_yaml
 from rayfl.errors import ConfigError, DamageError, DataError, RunError
 from rayfl.runs.finding import load_run
 from rayfl.runs.folder import open_run
@@ -101,6 +101,25 @@ def test_what_is_there_twice_is_not_half_lost(text: str, tmp_path: Path) -> None
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"mine\.yaml is not valid YAML: .* is there twice"):
         load_config(Experiment, file, [])
+
+
+@pytest.mark.usefixtures("in_seconds")
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_what_is_nested_without_end_is_refused(opening: str, tmp_path: Path) -> None:
+    with pytest.raises(RecursionError, match="more than 200 deep"):
+        read_yaml(opening * 200_000)
+    file = tmp_path / "mine.yaml"
+    file.write_text(opening * 300)
+    with pytest.raises(ConfigError, match=r"mine\.yaml is not valid YAML: its values are nested more than 200 deep"):
+        load_config(Experiment, file, [])
+
+
+def test_errors_show_their_line_and_what_is_written_is_read() -> None:
+    with pytest.raises(yaml.YAMLError, match=r"(?s)line 2, column 4.*b: \[1, 2\n"):
+        read_yaml("a: 1\nb: [1, 2\nc: 3\n")
+    content = {"b": [1, 2.5, None, True, "010", "2:16", "ä\n"], "a": {"path": "x" * 300}}
+    assert read_yaml(write_yaml(content)) == content
+    assert list(read_yaml(write_yaml(content))) == ["b", "a"]
 
 
 def test_a_long_text_without_aliases_is_no_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
