@@ -41,10 +41,11 @@ _STARTS_RAY = ("local_ray", "start_local", "import ray", "subprocess")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow all but the first and the last case of a test of one method, or of one marked ``two_cases``.
+    """Marks as slow what ``make test`` has no time for: further cases of tests that have several.
 
-    A method's tests differ little from case to case (an option, a mode, a seed), and there are hundreds of methods.
-    On another device than a CPU there are all cases.
+    All but the first and the last of a test of one method, or of one marked ``two_cases``; of one marked ``first_case``
+    all but that. A method's tests differ little from case to case (an option, a mode, a seed), and there are hundreds
+    of methods. On another device than a CPU there are all cases.
     """
     if os.environ.get("RAYFL_TEST_DEVICE"):
         return
@@ -53,9 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") is None:
             cases.setdefault(item.nodeid.split("[")[0], []).append(item)
     for found in cases.values():
-        if len(found) > 2 and (_of_one_method(found[0]) or found[0].get_closest_marker("two_cases")):
-            for item in found[1:-1]:
-                item.add_marker("slow")
+        if found[0].get_closest_marker("first_case"):
+            further = found[1:]
+        elif found[0].get_closest_marker("two_cases") or _of_one_method(found[0]):
+            further = found[1:-1]
+        else:
+            further = []
+        for item in further:
+            item.add_marker("slow")
 
 
 def _of_one_method(item: pytest.Item) -> bool:

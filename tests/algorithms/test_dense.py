@@ -146,6 +146,7 @@ def test_inv_dense_4_clients_of_several_architectures_teach_each_of_them() -> No
     assert set(looped.scores()[0]) == {"global"}
 
 
+@pytest.mark.slow
 def test_one_round_teaches_what_clients_know_of_different_classes() -> None:
     """Two clients with two of three classes each, far from each other: their ensemble knows all, and so does w."""
     numbers, centres = torch.Generator().manual_seed(0), 2 * torch.eye(3, 5).double()

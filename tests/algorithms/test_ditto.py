@@ -224,6 +224,7 @@ def accuracies(seed: int) -> dict[str, float]:
     return {row: float(np.mean(values)) for row, values in found.items()}
 
 
+@pytest.mark.slow
 def test_personal_models_beat_the_global_and_the_local_ones() -> None:
     found = accuracies(0)
     assert found["personal"] > max(found["global"], found["local"]) + 0.02

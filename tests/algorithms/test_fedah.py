@@ -186,6 +186,7 @@ def test_what_it_cannot_run_with_is_refused() -> None:
         FedAH().check(clipped.task, clipped.context)
 
 
+@pytest.mark.slow
 def test_keeps_the_own_head_of_clients_that_label_differently() -> None:
     train = TRAIN.model_copy(update={"rounds": 15, "clients_per_round": 6, "local_epochs": 3, "batch_size": 10})
     toy = Toy(

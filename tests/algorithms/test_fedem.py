@@ -221,6 +221,7 @@ def test_clipping_would_couple_the_components() -> None:
     FedEM(components=1).check(toy.task, toy.context)
 
 
+@pytest.mark.slow
 def test_two_camps_that_contradict_each_other_are_told_apart() -> None:
     train = TrainConfig(rounds=20, clients_per_round=4, local_epochs=2, batch_size=10, lr=0.5)
     mixed, plain = (

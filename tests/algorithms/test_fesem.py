@@ -213,6 +213,7 @@ def test_looped_and_vectorized_agree(double: bool) -> None:
     assert_modes_agree(FeSEM(), (8, 12, 6, 10), TRAIN, double, 1e-10 if double else 1e-5)
 
 
+@pytest.mark.slow
 def test_clients_that_contradict_each_other_in_two_camps_are_told_apart() -> None:
     train = TrainConfig(rounds=15, clients_per_round=6, local_epochs=5, batch_size=10, lr=0.3)
     toy = Toy(FeSEM(), ListDataset(two_camps(8)), softmax_regression(), train)

@@ -102,6 +102,7 @@ def settings(folder: Path, name: str, method: str, **cluster: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("method", SAMPLE)
+@pytest.mark.first_case
 def test_runs_continue_replay_and_export(method: str, tmp_path: Path) -> None:
     keep = {"storage.keep_commits": 9, "evaluation.every": 1}
     rayfl.run(settings(tmp_path, "whole", method, backend="inline"), **keep)

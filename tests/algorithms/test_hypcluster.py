@@ -189,6 +189,7 @@ def test_vectorized_agrees_with_looped() -> None:
         assert_close(looped.step(cohort), stacked.step(cohort))
 
 
+@pytest.mark.slow
 def test_clients_that_contradict_each_other_in_two_camps_are_told_apart() -> None:
     train = TrainConfig(rounds=15, clients_per_round=6, local_epochs=2, batch_size=10, lr=0.3)
     clustered, plain = (

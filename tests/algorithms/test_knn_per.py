@@ -194,6 +194,7 @@ def test_batches_of_an_evaluation_do_not_mix() -> None:
     assert toy.scores()[0]["lambda=1.0"].top1 == pytest.approx(right, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_clients_with_rules_of_their_own_are_served_better_by_their_samples() -> None:
     train = TrainConfig(rounds=20, clients_per_round="all", local_epochs=1, batch_size=10, lr=0.1)
     toy = Toy(KnnPer(), planted_clients("head", samples=60), two_layers(12, 8), train)

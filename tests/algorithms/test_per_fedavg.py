@@ -211,6 +211,7 @@ def test_adaptation_by_mini_batches_needs_sgd() -> None:
     PerFedAvg().check(toy.task, toy.context)
 
 
+@pytest.mark.slow
 def test_learning_to_adapt_beats_adapting_the_mean() -> None:
     """With clients of two curvatures the best initial model is nearer to those that adapt less."""
     train = TrainConfig(rounds=100, clients_per_round="all", local_epochs=1, batch_size=6, lr=0.5)

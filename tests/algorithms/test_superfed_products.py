@@ -110,6 +110,7 @@ def test_rows_at_the_ends_are_the_models_themselves() -> None:
 
 
 @MODES
+@pytest.mark.first_case
 def test_stacked_is_looped_and_what_travels_is_of_one_rank(mode: Any) -> None:
     method = SuPerFed(adapters="products", mode=mode, start=0.0)
     one, other = (adapted_toy(method, engine) for engine in ("looped", "vectorized"))

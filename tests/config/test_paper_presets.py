@@ -193,6 +193,7 @@ def test_every_model_fits_its_data() -> None:
         assert logits.shape == (2, model.vocabulary if getattr(model, "vocabulary", None) else spec.num_classes), name
 
 
+@pytest.mark.slow
 def test_clients_have_the_sizes_that_the_papers_print() -> None:
     def sizes(name: str) -> np.ndarray:
         settings = config(name)

@@ -68,6 +68,7 @@ def test_memory_that_is_short_for_once_changes_nothing_whenever_that_is(method: 
 
 @PRETENDED
 @MODES
+@pytest.mark.first_case
 def test_little_memory_gives_the_same_or_an_error_that_says_so(mode: str) -> None:
     expected = history(ragged_toy(mode, **MOMENTUM))
     with elsewhere() as device:

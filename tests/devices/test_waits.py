@@ -57,8 +57,8 @@ def waits(method: Any, clients: int, network: Any = two_layers) -> dict[str, int
     return dict(counted(method, clients, network).waits)
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.first_case
 def test_the_host_waits_no_oftener_for_more_clients(method: Any) -> None:
     # more than 16, which are added to a sum at a time
     few, many = waits(method, 4), waits(method, 20)

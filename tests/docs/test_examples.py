@@ -133,6 +133,7 @@ def test_the_asynchronous_example_is_the_packages_method(monkeypatch: pytest.Mon
     assert any(turnout.started for turnout in mine.turnouts)
 
 
+@pytest.mark.slow
 def test_ensemble_distillation(ran: Ran) -> None:
     scores = [float(line.split()[-1]) for line in ran("ensemble_distillation.py").splitlines()]
     assert len(scores) == 2 and scores[1] > scores[0]
@@ -201,6 +202,7 @@ def test_own_task(ran: Ran) -> None:
     assert len(below) == 2 and all(70 < share <= 100 for share in below)
 
 
+@pytest.mark.slow
 def test_own_survival(ran: Ran) -> None:
     rows = dict(line.split(": ", 1) for line in ran("own_survival.py").splitlines())
     scores = {name.strip(): float(text.split()[1]) for name, text in rows.items()}

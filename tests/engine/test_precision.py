@@ -277,6 +277,7 @@ def test_the_precision_identifies_a_run() -> None:
 
 
 @MODES
+@pytest.mark.first_case
 def test_a_run_in_bfloat16(mode: str, tmp_path: Path) -> None:
     content = small_experiment(tmp_path, "run", "superfed-mm", backend="inline")
     result = rayfl.run(content | {"engine": {"precision": "bfloat16", "mode": mode}})

@@ -43,6 +43,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("sizes", "expected"), SIZES.values(), ids=SIZES.keys())
+@pytest.mark.first_case
 def test_a_host_stacks_clients_with_as_many_steps(
     sizes: np.ndarray, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

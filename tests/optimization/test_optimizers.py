@@ -63,6 +63,7 @@ def test_fed_equal_gradients_it_is_torch_optim(mode: str, objective: Any, dtype:
 @DTYPES
 @OBJECTIVES
 @MODES
+@pytest.mark.two_cases
 def test_what_is_kept_goes_on_where_it_was(mode: str, objective: Any, dtype: torch.dtype, rule: Rule) -> None:
     """Passes that hand on what the optimizer keeps are one long pass of ``torch.optim``."""
     requests = keeping(updates(objective, rule, dtype, (5, 2, 3)))
@@ -86,6 +87,7 @@ def test_what_is_kept_goes_on_where_it_was(mode: str, objective: Any, dtype: tor
 
 @all_rules(KEEPING)
 @MODES
+@pytest.mark.two_cases
 def test_keys_that_are_not_kept_begin_afresh(mode: str, rule: Rule) -> None:
     """Their number of steps, too, is 0 again."""
     (update,) = keeping(updates(PULLED, rule, torch.float64, (10,)))

@@ -94,6 +94,7 @@ def test_curves_of_one_metric(made: Runs, tmp_path: Path) -> None:
         drawn("curves", [run], tmp_path, metric="auroc")
 
 
+@pytest.mark.slow
 def test_lambda(made: Runs, tmp_path: Path) -> None:
     runs = [made("superfed-mm"), made("apfl", algorithm={"name": "apfl", "alpha": 0.25}), made("superfed-lm")]
     table = drawn("lambda", runs, tmp_path, ".pdf", metric="loss")
@@ -135,6 +136,7 @@ def test_ablation_of_the_phase_ratio(made: Runs, tmp_path: Path) -> None:
     assert table["top1"][0].as_py() == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_heatmap(made: Runs, tmp_path: Path) -> None:
     runs = [made("floco", **{"algorithm.assignment_round": tau, "algorithm.radius": 0.2}) for tau in (1, 2)]
     runs.append(made("floco", **{"algorithm.assignment_round": 1, "algorithm.radius": 0.4}))
@@ -163,6 +165,7 @@ def test_variance_counts_whole_cohorts(made: Runs, tmp_path: Path) -> None:
     assert {row["clients"] for row in table.to_pylist()} == {run.config.train.clients_per_round}
 
 
+@pytest.mark.slow
 def test_delta(made: Runs, tmp_path: Path) -> None:
     received = {"evaluation.cohort_received": True}
     runs = [made(method, **received) for method in ("fedphp", "fedavg", "superfed-mm")]
@@ -186,6 +189,7 @@ def test_rounds_time(made: Runs, tmp_path: Path) -> None:
     assert (row["rounds"], row["clients_s"], row["clients_s_std"], row["server_s"]) == (2, 3.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_architectures(made: Runs, tmp_path: Path) -> None:
     fixed = {"algorithm.initial_architecture": 1, "algorithm.model_tuning": False}
     runs = [made("fedme"), made("fedme", **fixed)]

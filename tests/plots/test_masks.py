@@ -46,6 +46,7 @@ def images(axes: Any) -> np.ndarray:
     return np.ma.filled(image.get_array(), IGNORED)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_what_the_models_predict(runs: dict[str, RunFolder]) -> None:
     both = [runs["superfed"], runs["fedavg"]]
     figure, table = KINDS["masks"].draw(both, clients=[3], samples=2)

@@ -52,6 +52,7 @@ def rows(folder: Path, round: int, split: str) -> float:
     return float(found)
 
 
+@pytest.mark.slow
 def test_a_panel_is_the_mean_over_seeds_of_what_the_tables_have(folders: dict[str, Path]) -> None:
     figure, numbers = draw(opened(folders, "first", "second", "kept"))
     found = numbers.to_pylist()

@@ -124,6 +124,7 @@ def test_compare_prints_harm_in_every_format_that_there_is(folder: Path) -> None
 
 
 @pytest.mark.parametrize("about", ["harm", "costs"])
+@pytest.mark.first_case
 def test_papers_have_the_numbers_of_the_csv_and_the_protocol(folder: Path, about: str) -> None:
     read = csv.DictReader(io.StringIO(compared(folder, "--about", about, "--format", "csv")))
     rows = [row for row in read if row.get("model") != "global"]  # papers have each method's own model

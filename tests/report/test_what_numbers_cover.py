@@ -42,6 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return load_runs([str(folder / method) for method in ("fedavg", "superfed-mm")], METHODS)
 
 
+@pytest.mark.slow
 def test_a_number_says_how_many_clients_have_one(pair: list[Run]) -> None:
     last = pair[0].clients.filter(pair[0].measured.rows)
     last = last.filter(pc.and_(pc.equal(last["round"], pc.max(last["round"])), pc.equal(last["model"], "global")))

@@ -62,6 +62,7 @@ def asked(run: Path, *options: Any) -> tuple[dict[str, Any], list[dict[str, Any]
     return json.loads(found.stdout), [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_exact_answers_are_those_that_the_evaluation_counted(run: Path) -> None:
     for model in ("global", "personalized"):
         found, rows = asked(run, "--model", model, "--samples", 99)

@@ -82,6 +82,7 @@ def test_one_step_gives_its_samples_away(make: Make, options: tuple[Any, ...]) -
     assert asked(make("plain"), *options) == found
 
 
+@pytest.mark.slow
 def test_noise_of_a_clients_steps_hides_them(make: Make) -> None:
     privacy = {"example_clip_norm": 1.0, "example_noise_multiplier": 2.0}
     private = make("noised", privacy=privacy, train={"batch_size": 4})
@@ -114,6 +115,7 @@ def test_messages_are_attacked_as_they_are_sent(make: Make) -> None:
     assert "this message has none" in said.stderr and "--objective l2 supposes" in said.stderr
 
 
+@pytest.mark.slow
 def test_several_steps_are_taken_for_one_gradient(make: Make) -> None:
     run = make("steps", train={"max_local_steps": 3, "momentum": 0.5, "weight_decay": 0.01})
     found = asked(run)
@@ -206,6 +208,7 @@ def test_the_table_and_the_figure(make: Make, tmp_path: Path) -> None:
         ("malicious", {"attack": {"share": 0.5, "message": "sign_flip"}}, "is malicious"),
     ],
 )
+@pytest.mark.two_cases
 def test_what_is_no_gradient_is_refused(make: Make, name: str, more: dict[str, Any], why: str) -> None:
     run = opened(make(name, **more))
     client = min(run.parts.attackers, default=0)

@@ -73,6 +73,7 @@ def test_models_that_were_not_trained_tell_nothing(tmp_path: Path) -> None:
     assert abs(asked(tmp_path / "run")["scores"]["pooled_auc"] - 0.5) < 0.06
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_single_samples(run: Path) -> None:
     models = CommittedModels(open_run(str(run), Experiment))
     ((client, row, members, others),) = losses_of(models, "global", [1], "validation")

@@ -91,6 +91,7 @@ def test_the_deadline_drops_the_slowest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["scaffold", "floco"])
+@pytest.mark.first_case
 def test_a_simulated_run_continues_to_the_same_bits(method: str, tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "whole", HARD, method))
     pieces = experiment(tmp_path, "pieces", HARD, method)

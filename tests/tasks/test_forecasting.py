@@ -69,8 +69,8 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", RUNS)
+@pytest.mark.first_case
 def test_runs_are_the_same_looped_and_stacked(method: str, tmp_path: Path) -> None:
     content = sections(**RUNS[method])
     runs = {

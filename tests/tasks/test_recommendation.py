@@ -94,6 +94,7 @@ def test_runs_are_the_same_looped_and_stacked(method: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.first_case
 def test_a_stop_changes_no_bit(mode: str, tmp_path: Path) -> None:
     content = sections(algorithm=METHODS["fedper"], engine={"mode": mode}, tracking={"tensorboard": False})
     rayfl.run(content, storage_path=str(tmp_path), name="whole")
@@ -153,6 +154,7 @@ def test_in_fedper_only_the_users_own_vectors_stay_at_the_client() -> None:
     ],
     ids=["loss", "negatives", "k", "unknown", "validation"],
 )
+@pytest.mark.two_cases
 def test_options_have_an_effect(changes: dict[str, Any], tmp_path: Path) -> None:
     results = [
         rayfl.run(sections(**given), storage_path=str(tmp_path), name=str(number))

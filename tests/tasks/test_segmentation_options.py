@@ -68,8 +68,8 @@ def dice_of(found: Tensor, truth: Tensor, first: int, smooth: float) -> Tensor:
     return torch.stack(shares).mean()
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize(("loss", "background"), CHOICES)
+@pytest.mark.first_case
 def test_the_table_has_the_loss_and_the_overlap_that_were_asked_for(
     loss: str, background: bool, runs: dict[tuple[str, bool], Path]
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_server_starts_with_its_part_of_the_initial_model(method: type[Parti
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.two_cases
 def test_a_part_without_tensors_may_be_lost_in_storage(method: type[PartialModel], group: Any) -> None:
     """A stored tree has no empty parts."""
     plain, restored = (toy_of(method(head_group=group)) for _ in range(2))
@@ -70,6 +71,7 @@ def test_a_part_without_tensors_may_be_lost_in_storage(method: type[PartialModel
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.two_cases
 def test_vectorized_agrees_with_looped(method: type[PartialModel], group: Any) -> None:
     looped, stacked = (
         toy_of(method(head_group=group), task=two_layers(), mode=mode) for mode in ("looped", "vectorized")

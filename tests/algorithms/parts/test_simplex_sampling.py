@@ -153,6 +153,7 @@ def test_inv_flo_12_general_centre(center: list[float], radius: float) -> None:
     assert_same_law(points, rejected, c)
 
 
+@pytest.mark.slow
 def test_inv_flo_12_hit_and_run_when_proposals_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simplex_sampling, "MAX_REJECTIONS", 0)
     for seed, (c, radius) in enumerate([(np.array([0.7, 0.25, 0.05, 0.0]), 0.9), (np.full(4, 0.25), 0.7)]):
@@ -166,6 +167,7 @@ def test_inv_flo_12_hit_and_run_when_proposals_run_out(monkeypatch: pytest.Monke
         assert_same_law(points, rejected, c)
 
 
+@pytest.mark.slow
 def test_inv_flo_12_centre_close_to_many_faces_still_gives_points() -> None:
     center = np.full(12, 1e-9)
     center[0] = 1 - center[1:].sum()

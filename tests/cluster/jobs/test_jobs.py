@@ -79,6 +79,7 @@ def test_results_do_not_lie_in_the_folder_of_a_job(tmp_path: Path, place: dict[s
 METHOD = "from algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    name: str = 'mine'\n"
 
 
+@pytest.mark.slow
 def test_a_module_of_the_users_own_travels_without_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what it has imported from beside it, of a package all files; and nothing else that lies there."""
     code = tmp_path / "code"

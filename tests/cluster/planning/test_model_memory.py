@@ -95,6 +95,7 @@ GROWING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", GROWING)
+@pytest.mark.two_cases
 def test_what_a_server_keeps_of_clusters_and_samples_is_counted(method: str, tmp_path: Path) -> None:
     """Twelve clients, all of whom take part: as many clusters as clients, in four rounds of splits."""
     algorithm = {"name": method, **GROWING[method]}

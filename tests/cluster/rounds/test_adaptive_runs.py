@@ -70,6 +70,7 @@ def test_each_round_has_its_norm(whole: rayfl.Result) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.first_case
 def test_an_interrupted_run_continues_to_the_same_bits(whole: rayfl.Result, tmp_path: Path, after: int) -> None:
     pieces = adaptive(tmp_path, "whole")
     with pytest.raises(KeyboardInterrupt):

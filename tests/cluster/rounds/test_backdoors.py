@@ -68,6 +68,7 @@ def robust(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return rayfl.run(experiment(tmp_path_factory.mktemp("runs"), "robust", aggregator=rule))
 
 
+@pytest.mark.slow
 def test_a_scaled_backdoor_takes_the_mean_and_not_a_robust_rule(
     attacked: Result, robust: Result, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_the_rate_in_tables_is_that_of_a_plain_computation(attacked: Result) -> 
     assert cohort and all(row["asr"] is not None for row in cohort)
 
 
+@pytest.mark.slow
 def test_lists_and_reports_have_the_rate(attacked: Result, robust: Result, tmp_path: Path) -> None:
     folder = tmp_path / "report"
     for command in (

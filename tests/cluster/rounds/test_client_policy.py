@@ -67,6 +67,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure:
 
 
 @pytest.mark.parametrize("method", each_method(sorted(set(METHODS) - NEEDS_ALL), FEW))
+@pytest.mark.two_cases
 def test_a_skipped_client_is_as_if_it_had_not_been_sampled(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_skipped_client_is_as_if_it_had_not_been_sampled(
 
 @pytest.mark.parametrize("commit_every", [1, 3])
 @pytest.mark.parametrize("procedure", ["report", "adopt"])
+@pytest.mark.two_cases
 def test_a_client_that_fails_after_it_has_contributed_takes_no_part_either(
     procedure: str, commit_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_what_is_restored_is_a_line_of_the_log_and_no_warning(
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff", b"a: [", b"- a"])
+@pytest.mark.two_cases
 def test_a_configuration_that_is_none_any_more_is_restored(content: bytes, folder: Path, tmp_path: Path) -> None:
     before = (folder / "config.yaml").read_bytes()
     (folder / "config.yaml").write_bytes(content)

@@ -40,6 +40,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("damage", ["flipped bit", "truncated", "missing"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.two_cases
 def test_the_previous_whole_commit_is_used_with_a_warning(
     kind: str, damage: str, calm: Path, interrupted: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

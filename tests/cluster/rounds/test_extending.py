@@ -112,6 +112,7 @@ def test_the_command_extends_continues_and_names_what_it_cannot_change(tmp_path:
         ("fedphp", {}, "algorithm=fedphp that goes by train.rounds"),
     ],
 )
+@pytest.mark.two_cases
 def test_what_goes_by_fractions_of_the_rounds_is_refused(
     tmp_path: Path, method: str, changes: dict[str, Any], why: str
 ) -> None:
@@ -137,6 +138,7 @@ def test_fedme_is_extended_unless_clients_have_trained_first(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("schedule", [{"name": "step", "every": 3}, {"name": "exponential", "factor": 0.9}])
+@pytest.mark.first_case
 def test_schedules_by_rounds_are_extended(tmp_path: Path, schedule: dict[str, Any]) -> None:
     def run(name: str, rounds: int) -> Path:
         content = experiment(tmp_path, "fedavg", rounds, name)
@@ -253,6 +255,7 @@ def test_methods_that_read_the_number_of_rounds_say_what_they_make_of_it() -> No
 
 
 @pytest.mark.parametrize("place", ["run", "forked"])
+@pytest.mark.first_case
 def test_a_round_that_was_the_last_keeps_the_models_of_its_evaluation(tmp_path: Path, place: str) -> None:
     config = experiment(tmp_path, "fedavg", 2) | {"storage": {"keep_commits": 9}}
     config["algorithm"] = {"name": "fedavg", "finetune_epochs": 1}

@@ -88,6 +88,7 @@ def test_a_fork_goes_on_with_other_options_and_more_rounds(tmp_path: Path) -> No
         (["init.round=1"], r"init\.round: a fork's name is --name"),
     ],
 )
+@pytest.mark.two_cases
 def test_a_fork_cannot_change_what_states_depend_on(tmp_path: Path, overrides: list[str], why: str) -> None:
     folder = done(tmp_path, "fedavg", **KEEP)
     with pytest.raises(ConfigError, match=why):

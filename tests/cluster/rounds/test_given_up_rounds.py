@@ -51,6 +51,7 @@ def given_up(folder: Path) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.first_case
 def test_nothing_is_trained_in_a_round_with_too_few_clients_and_it_says_so(
     rule: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,6 +34,7 @@ def damaged_part(folder: Path, table: str) -> Path:
 
 
 @pytest.mark.parametrize("table", TABLES)
+@pytest.mark.two_cases
 def test_rows_that_the_table_beside_the_commits_has_are_not_lost(
     table: str, folder: Path, calm: Path, experiment: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -102,6 +102,7 @@ def experiment(folder: Path, name: str, optimizer: str, **more: Any) -> dict[str
 
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.first_case
 def test_the_same_rule_under_another_name_gives_the_same_models(folder: Path, mode: str) -> None:
     """Client by client to the bit: the same sums in the same order."""
     found = []

@@ -54,8 +54,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.first_case
 def test_an_interrupted_run_continues_to_the_same_bits(rule: str, whole: Path, tmp_path: Path) -> None:
     pieces = of_rule(tmp_path, rule)
     with pytest.raises(KeyboardInterrupt):
@@ -66,8 +66,8 @@ def test_an_interrupted_run_continues_to_the_same_bits(rule: str, whole: Path, t
     assert verify(Storage(str(tmp_path / rule))).problems == []
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.first_case
 def test_more_rounds_and_a_fork_go_on_with_what_is_remembered(rule: str, whole: Path, tmp_path: Path) -> None:
     rayfl.run(of_rule(tmp_path, rule, train={"rounds": 2}))
     rayfl.run(tmp_path / rule, **{"train.rounds": 4})

@@ -157,8 +157,8 @@ def test_one_damaged_file_never_loses_a_run(stopped: Path, calm: Path, tmp_path:
     assert len(costs["nothing"]) > 2 * len(costs["states"]) > 0
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", each_method(quick=FEW))
+@pytest.mark.first_case
 def test_every_method_goes_on_after_all_states_were_lost(method: str, tmp_path: Path) -> None:
     config = small_experiment(tmp_path, "run", method, backend="inline")
     with pytest.raises(KeyboardInterrupt):

@@ -79,8 +79,8 @@ def assert_same_run(left: Path, right: Path) -> None:
     assert one.rounds.equals(other.rounds)
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("selection", EACH.values(), ids=EACH.keys())
+@pytest.mark.first_case
 def test_an_interrupted_run_chooses_the_same_clients(tmp_path: Path, selection: dict[str, Any]) -> None:
     rayfl.run(experiment(tmp_path, "whole", selection=selection))
     with pytest.raises(KeyboardInterrupt):
@@ -138,8 +138,8 @@ def test_what_the_choice_costs_is_counted(tmp_path: Path) -> None:
     assert not (tmp_path / "uniform" / "cohorts.parquet").exists()
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["superfed", "fedrep", "floco", "scaffold", "fedphp"])
+@pytest.mark.first_case
 def test_methods_of_all_kinds_have_chosen_clients(tmp_path: Path, method: str) -> None:
     rayfl.run(experiment(tmp_path, algorithm={"name": method}, selection=EACH["oort"], train={"momentum": 0.0}))
     table = pq.read_table(tmp_path / "run" / "cohorts.parquet")

@@ -59,8 +59,8 @@ def updates_of(folder: Path, strategy: str = "clustered") -> dict[int, Tensor]:
     return {int(client): update for client, update in remembered(folder, strategy)["updates"].items()}
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("selection", EACH.values(), ids=EACH.keys())
+@pytest.mark.first_case
 def test_an_interrupted_run_chooses_the_same_clients(tmp_path: Path, selection: dict[str, Any]) -> None:
     rayfl.run(run_of(tmp_path, "whole", selection=selection))
     with pytest.raises(KeyboardInterrupt):

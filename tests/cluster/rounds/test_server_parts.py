@@ -43,6 +43,7 @@ def newest(folder: Path) -> Manifest:
 
 
 @pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.first_case
 def test_an_interrupted_run_has_the_same_files_and_rewrites_no_part(kind: str, tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "whole", kind))
     pieces = experiment(tmp_path, "pieces", kind)

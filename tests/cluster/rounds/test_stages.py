@@ -127,9 +127,9 @@ def test_inv_stages_3_a_first_stage_is_a_run_on_its_samples_alone(mode: str, tmp
     assert_equal(server_after(tmp_path / "staged", 2), server_after(tmp_path / "alone", 2))
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["superfed-mm", "scaffold"])
+@pytest.mark.first_case
 def test_an_interrupted_run_continues_to_the_same_bits(kind: str, method: str, tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "whole", method, kind))
     pieces = experiment(tmp_path, "pieces", method, kind)

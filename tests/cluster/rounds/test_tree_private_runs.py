@@ -53,9 +53,9 @@ def test_all_clients_take_part_in_turn(whole: rayfl.Result) -> None:
     assert "noise multiplier 1.0, noise shared by rounds (tree)" in message_settings(load_run(whole.path, METHODS))
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("noise", ["tree", "honaker", "banded"])
 @pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.first_case
 def test_an_interrupted_run_continues_to_the_same_bits(tmp_path: Path, after: int, noise: str) -> None:
     rayfl.run(private(tmp_path, "whole", privacy={"noise": noise}))
     pieces = private(tmp_path, "pieces", privacy={"noise": noise})

@@ -157,6 +157,7 @@ def fitting(algorithm: Any) -> TrainConfig:
 
 @METHODS
 @pytest.mark.parametrize("config", [EVERYTHING, AugmentConfig(crop=3, padding="reflect")], ids=["all", "reflect"])
+@pytest.mark.two_cases
 def test_looped_and_vectorised_agree(algorithm: Any, config: AugmentConfig) -> None:
     train = fitting(algorithm)
     looped = toy(config, algorithm, train, mode="looped")
@@ -182,6 +183,7 @@ def test_one_and_three_hosts_give_the_same_bits(algorithm: Any) -> None:
 
 @METHODS
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.two_cases
 def test_without_it_results_are_those_of_an_experiment_that_never_heard_of_it(algorithm: Any, mode: str) -> None:
     train = fitting(algorithm)
     assert_equal(toy(None, algorithm, train, mode=mode).run(), toy(AugmentConfig(), algorithm, train, mode=mode).run())

@@ -130,6 +130,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[StepMatrices]:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 @pytest.mark.parametrize("name", SUMS)
+@pytest.mark.two_cases
 def test_stacked_steps_are_those_of_each_client(name: str, rule: Rule, programs: list[StepMatrices]) -> None:
     network = DoubleNetwork(lambda: TwoNN(hidden=(20, 20)).build(IMAGE))
     task = Classification(network)

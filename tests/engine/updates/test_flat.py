@@ -18,6 +18,7 @@ from tests.support.trees import tensors_of, trees
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(data=st.data())
+@pytest.mark.first_case
 def test_every_view_of_a_buffer_is_aligned_and_pack_and_views_are_inverse(dtype: torch.dtype, data: Any) -> None:
     tree = data.draw(trees(tensors_of(dtype)))
     layout = Layout.of(tree)

@@ -199,6 +199,7 @@ def test_a_layer_that_is_there_twice_stays_as_it_is() -> None:
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
 @pytest.mark.parametrize("kind", ["linear", "convolution", "xavier", "zeros"])
+@pytest.mark.two_cases
 def test_a_composed_weight_begins_with_the_mean_square_of_the_weight_it_replaces(
     kind: str, gamma: float, composition: str
 ) -> None:

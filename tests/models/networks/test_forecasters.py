@@ -163,6 +163,7 @@ def windows(n: int, spec: InputSpec, seed: int) -> Examples:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("targets", [1, 2])
 @pytest.mark.parametrize("quantiles", [(), (0.1, 0.5, 0.9)])
+@pytest.mark.two_cases
 def test_stacked_clients_learn_what_they_do_one_by_one(name: str, targets: int, quantiles: tuple[float, ...]) -> None:
     spec = spec_of(targets)
     section = ForecastingSection(loss="quantile" if quantiles else "squared", quantiles=quantiles)

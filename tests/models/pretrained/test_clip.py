@@ -138,6 +138,7 @@ def test_steps_on_a_context_are_those_of_autograd_over_transformers(context: str
 @pytest.mark.parametrize("prompt", [{"context": "shared"}, {"context": "by_class", "length": 2}])
 @pytest.mark.parametrize("adapter", ["none", ADAPTER, {**ADAPTER, "use_dora": True}])
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.two_cases
 def test_stacked_clients_are_one_client_at_a_time(prompt: dict[str, Any], adapter: Any, checkpointing: bool) -> None:
     net = clip_network({"length": 3, **prompt}, adapter=adapter, checkpointing=checkpointing)
     trees = [trained(net, k, 0.02) for k in range(3)]

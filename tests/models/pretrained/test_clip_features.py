@@ -91,6 +91,7 @@ def test_without_a_context_texts_are_the_templates() -> None:
 @pytest.mark.parametrize("prompt", [{"length": 2}, {"length": 2, "context": "by_class"}])
 @pytest.mark.parametrize("adapter", ["none", ADAPTER])
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.two_cases
 def test_stacked_clients_are_one_client_at_a_time(prompt: dict[str, Any], adapter: Any, checkpointing: bool) -> None:
     net = clip_network(prompt, adapter=adapter, checkpointing=checkpointing)
     trees = [trained(net, k, 0.02) for k in range(3)]

@@ -136,6 +136,7 @@ def test_what_a_run_has_trained_leaves_as_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("adapter", ["ia3", {"name": "prompt", "tokens": 3}], ids=["ia3", "prompt"])
+@pytest.mark.first_case
 def test_language_models_send_what_is_trained_and_leave_as_files_of_peft(adapter: Any, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     for mode in ("looped", "vectorized"):

@@ -140,6 +140,7 @@ def test_the_tree_is_virtual_tokens_and_head_and_they_are_rows_of_products() -> 
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.two_cases
 def test_a_base_in_bfloat16_has_float32_tokens(family: str) -> None:
     net, whole = network(family, adapter=SOFT), network(family, adapter=SOFT)
     net.compute_in(torch.bfloat16)

@@ -67,6 +67,7 @@ def test_keys_values_and_inputs_of_second_layers_have_vectors(family: str, ends:
 
 
 @pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.two_cases
 def test_a_model_begins_as_the_base_to_the_bit(family: str) -> None:
     net, plain, x = network(family, adapter=IA3), network(family), inputs(family, 5, 0)
     assert torch.equal(net.logits(net.initialize(4), x), plain.logits(plain.initialize(4), x))

@@ -38,6 +38,7 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
 
 
 @pytest.mark.parametrize("kind", MADE.values(), ids=MADE)
+@pytest.mark.two_cases
 def test_what_they_say_they_need_is_about_what_they_take(kind: type[MadeUpSource]) -> None:
     larger: dict[str, Any] = {"num_clients": 60} if "num_clients" in kind.model_fields else {"samples": 20_000}
     source = kind(**larger)

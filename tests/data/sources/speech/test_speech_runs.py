@@ -59,6 +59,7 @@ def test_two_rounds_from_an_archive_looped_and_stacked(tmp_path: Path, root: Pat
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_net_learns_the_tones_of_pooled_clips(tmp_path: Path, root: Path) -> None:
     prepared(tmp_path, "words=core_unknown", "mels=16", "hop_ms=20")
     chosen = "dataset={name: speech_commands, words: core_unknown, mels: 16, hop_ms: 20, part: train, client: none}"
