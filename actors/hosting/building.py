@@ -81,6 +81,7 @@ def build_host(
         device_state_memory=device_state_memory_of(config.cluster, torch.device(device)),
         read_ahead=config.cluster.read_ahead,
         backdoor=parts.backdoor,
+        input_attack=parts.input_attack,
     )
 
 

@@ -30,6 +30,7 @@ from rayfl.data.sources.official import OFFICIAL_PIECE, OfficialTest
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.engine import Engine
 from rayfl.engine.round_context import RoundContext
+from rayfl.engine.scoring.input_attack import InputAttack
 from rayfl.engine.updates.requests import SERVER
 from rayfl.engine.updates.write_guard import WriteGuard
 from rayfl.errors import ClientError, MethodError, RayflError, ResourceError, as_error
@@ -56,6 +57,7 @@ class ClientHost:
             ones.
         read_ahead: whether samples of the next clients are read while those before are at work.
         backdoor: with whose trigger test samples are scored once more.
+        input_attack: what changes validation and test samples when they are scored once more.
 
     Attributes:
         running: which clients' code runs just now.
@@ -75,6 +77,7 @@ class ClientHost:
         device_state_memory: int = 0,
         read_ahead: bool = True,
         backdoor: Backdoor | None = None,
+        input_attack: InputAttack | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.engine = engine
@@ -82,7 +85,8 @@ class ClientHost:
         self.running = RunningClients(tell)
         self._samples = Samples(dataset, engine.device, data_memory, context.unseen, read_ahead)
         self._device_states = DeviceStateCache(device_state_memory if engine.device.type != "cpu" else 0)
-        self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, engine.rows_per_step, backdoor)
+        rows, changes = engine.rows_per_step, (backdoor, input_attack)
+        self._scorer = Scorer(engine.task, engine.device, dataset.spec, batch_size, rows, *changes)
         self._context = context
         self._last = dataset.num_clients
         self._official = official

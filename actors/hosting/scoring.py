@@ -15,11 +15,12 @@ from rayfl.diagnosis.busy_time import busy_seconds
 from rayfl.diagnosis.device_errors import Pieces, check_context
 from rayfl.engine.scoring.evaluation import evaluate, samples_at_a_time
 from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_together
+from rayfl.engine.scoring.input_attack import InputAttack
 from rayfl.engine.scoring.sample_losses import sample_losses
 from rayfl.errors import text_of
 from rayfl.examples import Examples, InputSpec
-from rayfl.metrics import Statistics
-from rayfl.metrics.backdoor import TRIGGERED, with_triggered
+from rayfl.metrics import Metric, Statistics
+from rayfl.metrics.changed_inputs import ASR, CHANGED_SPLITS, ROBUST, with_changed
 from rayfl.metrics.moments import moments_of
 from rayfl.tasks.base import Predictor, Task
 from rayfl.tasks.beside_training import TaskBesideTraining
@@ -38,8 +39,10 @@ class Scorer:
         spec: description of the samples.
         batch_size: samples at a time, if they fit.
         rows: maximum number of rows of a pretrained model's products at a time if clients are stacked; None for any.
-        backdoor: whose trigger the samples of :data:`TRIGGERED` splits carry when they are scored once more; None: no.
-            The task then has the measures of backdoors.
+        backdoor: whose trigger samples carry when they are scored once more (:data:`CHANGED_SPLITS`); None: no. The
+            task then has measures of it.
+        attack: what changes samples when they are scored once more, to mislead each predictor; None: no. The task then
+            has measures of it.
 
     Attributes:
         busy_s: seconds of CPU or GPU time that clients' models took so far.
@@ -53,6 +56,7 @@ class Scorer:
         batch_size: int,
         rows: int | None = None,
         backdoor: Backdoor | None = None,
+        attack: InputAttack | None = None,
     ) -> None:
         self._task = task
         self._device = device
@@ -60,6 +64,7 @@ class Scorer:
         self._batch_size = batch_size
         self._rows = rows
         self._backdoor = backdoor
+        self._attack = attack
         self._pieces = Pieces("samples of an evaluation")
         self._clients = Pieces("clients of an evaluation")
         self._said: set[str] = set()
@@ -81,14 +86,21 @@ class Scorer:
             training: the training samples of the client whose samples they are; None where they are nobody's.
         """
 
-        def scored(samples: Examples) -> dict[str, Statistics]:
+        def scored(samples: Examples, attack: InputAttack | None = None) -> dict[str, Statistics]:
             own = split == "train"
-            return evaluate(predictors, samples, self._task, self._batch_size, self._pieces, training, own)
+            return evaluate(predictors, samples, self._task, self._batch_size, self._pieces, training, own, attack)
 
         found = scored(examples)
-        if self._backdoor is None or split not in TRIGGERED:
-            return found
-        return _joined(found, scored(self._backdoor.triggered(examples)))
+        if self._backdoor is not None and split in CHANGED_SPLITS[ASR]:
+            found = _joined(found, ASR, scored(self._backdoor.triggered(examples)))
+        if self._attack is not None and split in CHANGED_SPLITS[ROBUST]:
+            attacked = scored(examples, self._attack)
+            found = _joined(found, ROBUST, attacked)
+            for name in attacked if len(examples) else ():
+                if not attacked[name].n and name not in self._said:
+                    self._said.add(name)
+                    _log.warning("the robust accuracy of %r is unknown: what it predicts has no slope in inputs", name)
+        return found
 
     def score_together(
         self,
@@ -114,9 +126,10 @@ class Scorer:
             for split in splits:
                 asked = [ScoringRequest(own, samples(client)[split]) for client, own in predictors.items()]
                 scores = self._stacked(asked)
-                if self._backdoor is not None and split in TRIGGERED:
-                    marked = self._stacked(asked, self._backdoor)
-                    scores = [_joined(*both) for both in zip(scores, marked, strict=True)]
+                for metric, change in ((ASR, self._backdoor), (ROBUST, self._attack)):
+                    if change is not None and split in CHANGED_SPLITS[metric]:
+                        changed = self._stacked(asked, change)
+                        scores = [_joined(own, metric, more) for own, more in zip(scores, changed, strict=True)]
                 for client, statistics in zip(predictors, scores, strict=True):
                     found[client][split] = statistics
         return found
@@ -167,11 +180,11 @@ class Scorer:
             self.busy_s += busy_seconds(self._device) - began
 
     def _stacked(
-        self, asked: Sequence[ScoringRequest], backdoor: Backdoor | None = None
+        self, asked: Sequence[ScoringRequest], change: Backdoor | InputAttack | None = None
     ) -> list[dict[str, Statistics]]:
         found: list[dict[str, Statistics]] = []
         try:
-            self._clients.over(len(asked), lambda here: found.extend(self._together(asked[here], backdoor)))
+            self._clients.over(len(asked), lambda here: found.extend(self._together(asked[here], change)))
         except Exception as error:
             check_context(self._device, error)
             reason = (text_of(error).splitlines() or [type(error).__name__])[0]
@@ -181,10 +194,13 @@ class Scorer:
             return [{} for _ in asked]
         return found
 
-    def _together(self, asked: Sequence[ScoringRequest], backdoor: Backdoor | None) -> list[dict[str, Statistics]]:
-        if backdoor is not None:
-            asked = [ScoringRequest(own, backdoor.triggered(examples)) for own, examples in asked]
-        return evaluate_together(asked, self._task, self._batch_size, self._rows)
+    def _together(
+        self, asked: Sequence[ScoringRequest], change: Backdoor | InputAttack | None
+    ) -> list[dict[str, Statistics]]:
+        if isinstance(change, Backdoor):
+            asked = [ScoringRequest(own, change.triggered(examples)) for own, examples in asked]
+        attack = change if isinstance(change, InputAttack) else None
+        return evaluate_together(asked, self._task, self._batch_size, self._rows, attack)
 
     def score_official(self, predictors: Mapping[str, Predictor], part: Examples, first: int) -> dict[str, Statistics]:
         """Returns the statistics of each predictor over a piece of the official test part.
@@ -212,6 +228,8 @@ class Scorer:
         return total
 
 
-def _joined(plain: Mapping[str, Statistics], triggered: Mapping[str, Statistics]) -> dict[str, Statistics]:
-    """Returns the statistics of those predictors that have been scored without and with the trigger."""
-    return {name: with_triggered(found, triggered[name]) for name, found in plain.items() if name in triggered}
+def _joined(
+    plain: Mapping[str, Statistics], metric: Metric, changed: Mapping[str, Statistics]
+) -> dict[str, Statistics]:
+    """Returns the statistics of those predictors that have been scored on samples as they are and on changed ones."""
+    return {name: with_changed(found, metric, changed[name]) for name, found in plain.items() if name in changed}

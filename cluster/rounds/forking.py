@@ -112,6 +112,8 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
     changed += [f"train.{o}" for o in _FIXED_OF_TRAIN if getattr(config.train, o) != getattr(source.config.train, o)]
     if (config.attack.backdoor is None) != (source.config.attack.backdoor is None):
         changed.append("attack.backdoor")  # with one tables have a column more
+    if (config.evaluation.adversarial is None) != (source.config.evaluation.adversarial is None):
+        changed.append("evaluation.adversarial")  # the same
     if config.privacy != source.config.privacy:
         changed.append("privacy")
     if config.privacy.on:  # epsilon is that of equal rounds

@@ -57,6 +57,7 @@ ADDED: Mapping[str, Any] = {
     },
     "engine.capture": False,
     "engine.compile": False,
+    "evaluation.adversarial": None,
     "evaluation.clients": "all",
     "evaluation.official_personalized": False,
     "evaluation.unseen_clients": 0.0,

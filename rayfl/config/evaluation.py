@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from rayfl.config.adversarial import AdversarialConfig
 from rayfl.naming.lists import EACH_ONCE
 
 
@@ -63,6 +64,12 @@ class EvaluationConfig(BaseModel):
         False,
         description="when all clients are evaluated, also score each client's personalized model on that part, "
         "the same for all (rows with the split official): what personalization forgets",
+    )
+
+    adversarial: AdversarialConfig | None = Field(
+        None,
+        description="score validation and test samples once more after each was changed by little so that the model "
+        "gets it wrong (the metric robust_top1); {}: with the defaults; null: no",
     )
 
     @field_validator("splits")

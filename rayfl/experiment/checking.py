@@ -82,6 +82,7 @@ def check_parts(parts: Parts) -> np.ndarray:
     if parts.config.train.private_norm != "none":
         check_private_norm(parts.config, parts.task, parts.context)
     check_drawn(parts.config)
+    _ = parts.input_attack  # made now, to find out what is wrong with it
     if parts.config.evaluation.official_test:
         check_official_test(algorithm, parts.initial_server(), parts.task, parts.context)
     if parts.config.evaluation.official_personalized:

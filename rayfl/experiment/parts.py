@@ -20,6 +20,7 @@ from rayfl.data.partitions.stage import NoStages
 from rayfl.data.partitions.stats import class_counts
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.round_context import RoundContext
+from rayfl.engine.scoring.input_attack import InputAttack
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.changed_images import augmentation_of, views_of
@@ -28,6 +29,8 @@ from rayfl.experiment.checks import check_server
 from rayfl.experiment.clients import ClientsOf
 from rayfl.experiment.copies import copy_of
 from rayfl.experiment.simulated import schedule_of
+from rayfl.metrics import Metric
+from rayfl.metrics.changed_inputs import ASR, ROBUST
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
@@ -149,7 +152,23 @@ class Parts:
         if self.config.task.counts_classes:
             # by true classes: wrong labels would make rare ones frequent
             counts = class_counts(self._clients.true, self.num_clients)
-        return self.config.task.task(networks, spec, self.backdoor is not None, self.evaluation_views, counts)
+        return self.config.task.task(networks, spec, self._changes, self.evaluation_views, counts)
+
+    @property
+    def _changes(self) -> tuple[Metric, ...]:
+        """Returns the metrics of the changed samples that are scored."""
+        asked = {ASR: self.backdoor, ROBUST: self.config.evaluation.adversarial}
+        return tuple(metric for metric, change in asked.items() if change is not None)
+
+    @cached_property
+    def input_attack(self) -> InputAttack | None:
+        """Returns what changes samples to mislead each model when they are scored once more; None: nothing.
+
+        Raises:
+            ConfigError: the data have no inputs that can be changed a little.
+        """
+        asked = self.config.evaluation.adversarial
+        return None if asked is None else asked.build(self.dataset)
 
     @cached_property
     def evaluation_views(self) -> Variations | None:

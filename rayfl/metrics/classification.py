@@ -214,6 +214,10 @@ class ClassificationMeasures(MeasuresBySample):
         """See the base class; where groups of people are compared, class and group, int64 of shape (n, 2)."""
         return y if _BY_PEOPLE not in self._sizes or group is None else torch.stack([y, group], 1)
 
+    def classes_of(self, targets: Tensor) -> Tensor:
+        """See the base class."""
+        return targets if targets.dim() == 1 else targets[:, 0]
+
     def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """See the base class; log-probabilities of shape (n, C) and labels of shape (n,).
 
@@ -224,7 +228,8 @@ class ClassificationMeasures(MeasuresBySample):
             predictions: the log-probabilities.
             targets: the labels, or of shape (n, 2) labels and groups of people (:meth:`targets`).
         """
-        labels, group = (targets, torch.full_like(targets, -1)) if targets.dim() == 1 else targets.unbind(1)
+        labels = self.classes_of(targets)
+        group = torch.full_like(targets, -1) if targets.dim() == 1 else targets[:, 1]
         found = outcomes(predictions, labels)
         if not self.further:
             return found

@@ -41,6 +41,10 @@ _OPTIONS = {
     "attack.backdoor.poisoned": "in {} of their samples",
     "attack.message": "their messages {}",
     "attack.perturbation": "moved along {}",
+    "evaluation.adversarial.radius": "robust accuracy on samples moved by up to {}",
+    "evaluation.adversarial.norm": "in the norm {}",
+    "evaluation.adversarial.steps": "in {} steps",
+    "evaluation.adversarial.loss": "uphill on the {}",
     "train.local_epochs": "local epochs: {}",
     "train.batch_size": "batches of {}",
     "train.optimizer": "{}",
@@ -61,6 +65,7 @@ _USUAL = {
     "attack.share": 0.0,
     "attack.labels": "honest",
     "attack.message": "honest",
+    "evaluation.adversarial.loss": "cross_entropy",
 }
 """Values that go without saying."""
 

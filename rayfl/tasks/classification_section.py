@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from rayfl.data.images.variations import Variations
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.metrics import Metric
-from rayfl.metrics.backdoor import BackdoorMeasures
+from rayfl.metrics.changed_inputs import ChangedMeasures
 from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.metrics.frequency import BY_FREQUENCY, Rule, bounds_in_vain, frequency_groups
 from rayfl.metrics.people import FAIRNESS
@@ -99,22 +100,21 @@ class ClassificationSection(TaskSection):
         self,
         networks: Sequence[Network],
         spec: InputSpec,
-        triggered: bool = False,
+        changes: Sequence[Metric] = (),
         views: Variations | None = None,
         counts: np.ndarray | None = None,
     ) -> NetworkTask:
         """See the base class; without ``counts`` metrics by frequency are undefined."""
         groups = None if counts is None else frequency_groups(counts, self.frequency, self.frequency_bounds)
-        return self._made(
-            self._maker(spec, BackdoorMeasures if triggered else ClassificationMeasures, groups), networks
-        )
+        kind = partial(ChangedMeasures, changes=changes) if changes else ClassificationMeasures
+        return self._made(self._maker(spec, kind, groups), networks)
 
     def maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
         """See the base class."""
         return self._maker(spec, ClassificationMeasures, None)
 
     def _maker(
-        self, spec: InputSpec, kind: type[ClassificationMeasures], groups: np.ndarray | None
+        self, spec: InputSpec, kind: Callable[..., ClassificationMeasures], groups: np.ndarray | None
     ) -> Callable[[Network, Sequence[Any]], NetworkTask]:
         classes = spec.num_classes if self.metrics else 0
         measures = kind(self.metrics, classes, self.thresholds, groups, len(spec.groups))

@@ -13,6 +13,7 @@ from rayfl.data.images.variations import Variations
 from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec, Target
 from rayfl.metrics import Metric
+from rayfl.metrics.changed_inputs import ASKED_BY
 from rayfl.models.base import Network
 from rayfl.tasks.base import NetworkTask
 
@@ -74,7 +75,7 @@ class TaskSection(BaseModel, ABC):
         self,
         networks: Sequence[Network],
         spec: InputSpec,
-        triggered: bool = False,
+        changes: Sequence[Metric] = (),
         views: Variations | None = None,
         counts: np.ndarray | None = None,
     ) -> NetworkTask:
@@ -83,14 +84,14 @@ class TaskSection(BaseModel, ABC):
         Args:
             networks: one per architecture.
             spec: of the data.
-            triggered: whether predictions for samples with the trigger of a backdoor are scored, too.
+            changes: for which kinds of changed samples predictions are scored, too.
             views: how an evaluation changes images, for a task that compares views of them.
             counts: training samples of each class, integers of shape (C,), for a task that :attr:`counts_classes`.
 
         Raises:
-            ConfigError: an option does not fit the data, or the task has no score for triggers.
+            ConfigError: an option does not fit the data, or the task has no such score.
         """
-        return self._made(self.triggered_maker(spec) if triggered else self.maker(spec), networks)
+        return self._made(self.maker_of_changes(spec, changes) if changes else self.maker(spec), networks)
 
     @staticmethod
     def _made(make: Callable[[Network, Sequence[Any]], NetworkTask], networks: Sequence[Network]) -> NetworkTask:
@@ -121,18 +122,21 @@ class TaskSection(BaseModel, ABC):
     def judged_by(self) -> tuple[Metric, ...]:
         """Returns the task's metrics, the main one first."""
 
-    def triggered_maker(self, spec: InputSpec) -> Callable[[Network, Sequence[Any]], NetworkTask]:
-        """As :meth:`maker`, for a task that also scores predictions for samples with the trigger of a backdoor.
+    def maker_of_changes(
+        self, spec: InputSpec, changes: Sequence[Metric]
+    ) -> Callable[[Network, Sequence[Any]], NetworkTask]:
+        """As :meth:`maker`, for a task that also scores predictions for changed samples.
 
         Args:
             spec: of the data.
+            changes: the metrics of these.
 
         Raises:
             ConfigError: the task does not.
         """
         raise ConfigError(
-            f"attack.backdoor: its success is measured in task=classification, and task={self.name} has no such "
-            "metric: leave it out"
+            f"{ASKED_BY[changes[0]]}: {changes[0].label} is measured in task=classification, and task={self.name} has "
+            "no such metric: leave it out"
         )
 
     @abstractmethod

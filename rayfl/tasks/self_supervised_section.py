@@ -72,7 +72,7 @@ class SelfSupervisedSection(TaskSection):
         self,
         networks: Sequence[Network],
         spec: InputSpec,
-        triggered: bool = False,
+        changes: Sequence[Metric] = (),
         views: Variations | None = None,
         counts: np.ndarray | None = None,
     ) -> NetworkTask:
@@ -86,7 +86,7 @@ class SelfSupervisedSection(TaskSection):
                 "task: self_supervised compares two views of each image, which are equal without the section augment: "
                 "set for instance augment.resized_crop=0.2 augment.flip=true augment.jitter=0.5 (docs/data.md)"
             )
-        made = super().task(networks, spec, triggered)
+        made = super().task(networks, spec, changes)
         for one in {id(task): task for task in (made, *made.candidates)}.values():
             one.views = views
         return made

@@ -16,7 +16,7 @@ from rayfl.config.loading import load_config
 from rayfl.data.partitions.long_tail import LongTail
 from rayfl.experiment.parts import Parts
 from rayfl.metrics import Statistics
-from rayfl.metrics.backdoor import BackdoorMeasures
+from rayfl.metrics.changed_inputs import ChangedMeasures
 from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.metrics.frequency import BY_FREQUENCY, GROUPS, frequency_groups
 from rayfl.randomness import RandomStreams
@@ -70,7 +70,7 @@ def test_wrong_labels_make_no_class_frequent() -> None:
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("kind", [ClassificationMeasures, BackdoorMeasures])
+@pytest.mark.parametrize("kind", [ClassificationMeasures, ChangedMeasures])
 def test_the_share_of_right_ones_among_samples_of_a_group(kind: type[ClassificationMeasures]) -> None:
     predictions, y = classes(0, 300, 5)
     groups = np.array([1, 0, 2, 0, 1])

@@ -19,7 +19,7 @@ from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.parts import Parts
 from rayfl.metrics import Statistics
-from rayfl.metrics.backdoor import BackdoorMeasures
+from rayfl.metrics.changed_inputs import ChangedMeasures
 from rayfl.metrics.classification import ClassificationMeasures
 from rayfl.metrics.people import FAIRNESS
 from rayfl.report.columns import columns_of
@@ -67,7 +67,7 @@ def drawn(seed: int, n: int, groups: int) -> tuple[torch.Tensor, torch.Tensor, t
     return predictions, torch.randint(2, (n,), generator=generator), group
 
 
-@pytest.mark.parametrize("kind", [ClassificationMeasures, BackdoorMeasures])
+@pytest.mark.parametrize("kind", [ClassificationMeasures, ChangedMeasures])
 @pytest.mark.parametrize(("n", "groups"), [(200, 2), (60, 4), (6, 3), (2, 2)])
 def test_inv_oracle_group_fairness_is_what_its_definitions_say(
     kind: type[ClassificationMeasures], n: int, groups: int

@@ -28,6 +28,7 @@ from rayfl.data.partitions.stage import NoStages, Staged
 from rayfl.data.staged import WithStages
 from rayfl.engine.engine import Engine, EngineConfig
 from rayfl.engine.round_context import RoundContext
+from rayfl.engine.scoring.input_attack import InputAttack
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples, InputSpec
 from rayfl.messages.aggregators import Mean, Rule
@@ -161,6 +162,7 @@ class Toy:
         attack: what malicious clients do.
         contribution: how clients are valued; the server then keeps their messages.
         backdoor: with whose trigger test samples are scored once more; the task then has the measures of backdoors.
+        input_attack: what changes validation and test samples when they are scored once more; the same.
     """
 
     algorithm: Algorithm
@@ -186,6 +188,7 @@ class Toy:
     attack: AttackConfig = field(default_factory=AttackConfig)
     contribution: Contribution = field(default_factory=NoContribution)
     backdoor: Backdoor | None = None
+    input_attack: InputAttack | None = None
     server: Tree = field(init=False)
     federation: Federation = field(init=False)
     client_hosts: list[ClientHost] = field(init=False)
@@ -228,6 +231,7 @@ class Toy:
                 batch_size=256,
                 data_memory=self.data_memory,
                 backdoor=self.backdoor,
+                input_attack=self.input_attack,
             )
             for i in range(self.hosts)
         ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rayfl.diagnosis.device_errors import Pieces
+from rayfl.engine.scoring.input_attack import InputAttack
 from rayfl.examples import Examples, InputSpec
 from rayfl.metrics import Statistics
 from rayfl.tasks.base import Model, Predictor, Task
@@ -44,6 +45,7 @@ def evaluate(
     pieces: Pieces | None = None,
     training: Examples | None = None,
     own: bool = False,
+    attack: InputAttack | None = None,
 ) -> dict[str, Statistics]:
     """Computes the mergeable statistics of each predictor over ``examples``.
 
@@ -58,6 +60,8 @@ def evaluate(
         pieces: splits batches when the device runs out of memory.
         training: the client's training samples, for tasks that compare with them; None: it has none.
         own: whether ``examples`` are these.
+        attack: what changes the samples of classes before they are scored, for each predictor by itself. Predictors
+            whose predictions have no slope have statistics of no samples.
     """
     pieces, totals = pieces or Pieces("samples of an evaluation"), {}
     batch_size = samples_at_a_time(batch_size, task)
@@ -86,19 +90,32 @@ def evaluate(
                 vector = task.measures.statistics(torch.cat(rows), targets)
                 totals[name] = Statistics.from_vector(vector, task.measures)
                 continue
-            parts = [part for x, y in batches for part in _scored(predictor, models, x, y, task, pieces)]
+            parts = [part for x, y in batches for part in _scored(predictor, models, x, y, task, pieces, attack)]
             totals[name] = Statistics.from_vector(torch.stack(parts).sum(0).cpu().numpy(), task.measures)
     return totals
 
 
 def _scored(
-    predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor, task: Task, pieces: Pieces
+    predictor: Predictor,
+    models: Sequence[Model],
+    x: Tensor,
+    y: Tensor,
+    task: Task,
+    pieces: Pieces,
+    attack: InputAttack | None,
 ) -> list[Tensor]:
     """Returns the statistics of one batch, or of the parts it was split into."""
     parts = list[Tensor]()
 
     def score(here: slice) -> None:
-        parts.append(task.statistics(predictor, models, x[here], y[here]))
+        inputs: Tensor | None = x[here]
+        if attack is not None:
+            labels = task.measures.classes_of(y[here])
+            inputs = attack.moved(x[here], labels, lambda at: predictor.predictions(models, at, task))
+        if inputs is None:
+            parts.append(torch.zeros(task.measures.size, dtype=torch.float64, device=y.device))
+        else:
+            parts.append(task.statistics(predictor, models, inputs, y[here]))
 
     pieces.over(len(y), score)
     return parts

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from rayfl.engine.scoring.evaluation import samples_at_a_time
+from rayfl.engine.scoring.input_attack import InputAttack
 from rayfl.engine.scoring.mixtures import Mixture
 from rayfl.engine.scoring.model_lines import Blocks, Line, lines_of
+from rayfl.errors import MethodError
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
 from rayfl.tasks.base import NetworkTask, Predictor, Task
@@ -26,6 +28,8 @@ CPU_STACK_BYTES = 1 << 26
 """Bytes of models and inputs that are stacked at a time on a CPU; few, for the sake of its caches."""
 DEVICE_STACK_BYTES = 1 << 30
 """Bytes of models and inputs that are stacked at a time on another device."""
+_REMEMBERED = 8
+"""By what these are divided for slopes, for which what layers compute is remembered."""
 
 
 class ScoringRequest(NamedTuple):
@@ -44,7 +48,11 @@ class _Part(NamedTuple):
 
 
 def evaluate_together(
-    asked: Sequence[ScoringRequest], task: Task, batch_size: int, most_rows: int | None = None
+    asked: Sequence[ScoringRequest],
+    task: Task,
+    batch_size: int,
+    most_rows: int | None = None,
+    attack: InputAttack | None = None,
 ) -> list[dict[str, Statistics]]:
     """Computes mergeable statistics, by client and name, of all predictors that can be stacked; omits the others.
 
@@ -55,6 +63,7 @@ def evaluate_together(
         task: what is learned.
         batch_size: samples of a client at a time.
         most_rows: upper limit of the rows in a pretrained base's matrix products per pass; None: no limit.
+        attack: what changes the samples of classes before they are scored, for each model by itself.
     """
     found: list[dict[str, Statistics]] = [{} for _ in asked]
     # Not for tasks with custom scoring, nor for networks whose predictions depend on the rest of the batch.
@@ -77,7 +86,7 @@ def evaluate_together(
             examples = [replace(one, y=task.measures.targets(one.y, one.group)) for one in own]
             for line in lines_of(names, [asked[i].predictors for i in members]):
                 if line.shared or task.network.vectorizable:
-                    vectors.append(_scored(line, examples, task, batch_size, most_rows))
+                    vectors.append(_scored(line, examples, task, batch_size, most_rows, attack))
                     scored += [(i, aliases) for i in members for aliases in line.names]
         rows = torch.cat(vectors).double().cpu().numpy() if vectors else ()
     for (i, aliases), row in zip(scored, rows, strict=True):
@@ -108,7 +117,12 @@ def _form(model: Any, known: dict[int, Hashable]) -> Hashable:
 
 
 def _scored(
-    line: Line, examples: Sequence[Examples], task: NetworkTask, batch_size: int, most_rows: int | None
+    line: Line,
+    examples: Sequence[Examples],
+    task: NetworkTask,
+    batch_size: int,
+    most_rows: int | None,
+    attack: InputAttack | None,
 ) -> Tensor:
     """Computes statistics by client and point, shape (clients x points, statistics).
 
@@ -117,7 +131,9 @@ def _scored(
     points, device = len(line.coefficients), examples[0].x.device
     each = task.network.rows_per_sample * task.inputs_per_sample
     limit = most_rows // each if most_rows and each else None
-    parts = list(_parts(line, examples, task, batch_size, limit))
+    memory = CPU_STACK_BYTES if device.type == "cpu" else DEVICE_STACK_BYTES
+    memory //= 1 if attack is None else _REMEMBERED
+    parts = list(_parts(line, examples, task, batch_size, limit, memory))
     blocks = Blocks(line, device)
     found: list[tuple[Tensor, ...]] = []
     sizes = np.array([len(one) for one in examples])
@@ -138,11 +154,12 @@ def _scored(
         y = torch.cat([one.y[its] for one, its in own]).index_select(0, order[here]) if whole else targets[here]
         if trimmer is not None:
             x, y = trimmer.cut(x, y, lengths[here])
-        if line.shared:
-            found.append(task.outcomes(line.starts[0], x, y, stacked=False))
-        else:
+        if not line.shared:
             x, y = (one.view(*shape, *one.shape[1:]) for one in (x, y))
-            found.append(task.outcomes(blocks.of(part.clients), x, y, stacked=True))
+        models = line.starts[0] if line.shared else blocks.of(part.clients)
+        if attack is not None:
+            x = _attacked(attack, task, models, x, y, not line.shared)
+        found.append(task.outcomes(models, x, y, stacked=not line.shared))
         begin = here.stop
     place, mask = (one.to(device) for one in _places(parts, examples, points))
     measures = task.by_sample
@@ -150,8 +167,20 @@ def _scored(
     return measures.added([torch.cat(column)[place] for column in zip(*found, strict=True)], mask)
 
 
+def _attacked(
+    attack: InputAttack, task: NetworkTask, models: Mapping[str, Tensor], x: Tensor, y: Tensor, stacked: bool
+) -> Tensor:
+    def predicted(at: Tensor) -> Tensor:
+        return task.stacked_predictions(models, at).flatten(0, 1) if stacked else task.predictions([models], at)
+
+    moved = attack.moved(x, task.measures.classes_of(y.flatten(0, 1) if stacked else y), predicted)
+    if moved is None:
+        raise MethodError("evaluation.adversarial: what models predict has no slope in their inputs")
+    return moved
+
+
 def _parts(
-    line: Line, examples: Sequence[Examples], task: NetworkTask, batch_size: int, limit: int | None
+    line: Line, examples: Sequence[Examples], task: NetworkTask, batch_size: int, limit: int | None, memory: int
 ) -> Iterator[_Part]:
     """Yields the forward passes, of at most ``limit`` samples each; clients are sorted by their number of samples.
 
@@ -161,12 +190,11 @@ def _parts(
     if limit is not None:
         batch_size = max(min(batch_size, limit // points), 1)
     model = 0 if line.shared else sum(leaf.nbytes for leaf in line.starts[0].values())
-    most = CPU_STACK_BYTES if examples[0].x.device.type == "cpu" else DEVICE_STACK_BYTES
     begin = 0
     while begin < len(examples):
         size = len(examples[begin])
         each = points * (model + min(size, batch_size) * row)
-        count = most // max(each, 1)
+        count = memory // max(each, 1)
         if limit is not None:
             rows = task.network.rows_per_sample * task.inputs_per_sample
             further = task.network.rows_per_model / max(rows, 1)  # rows, as samples

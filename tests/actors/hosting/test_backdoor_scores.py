@@ -17,7 +17,7 @@ from rayfl.engine.scoring.evaluation_together import ScoringRequest, evaluate_to
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.examples import Examples
 from rayfl.metrics import Statistics
-from rayfl.metrics.backdoor import BackdoorMeasures
+from rayfl.metrics.changed_inputs import ChangedMeasures
 from rayfl.params import Tree
 from rayfl.tasks.classification import Classification
 from tests.support.elsewhere import elsewhere
@@ -34,7 +34,7 @@ def toy(mode: str, backdoor: Backdoor | None = BACKDOOR, **options: Any) -> Toy:
     train = TrainConfig(rounds=2, clients_per_round="all", local_epochs=1, batch_size=5, lr=0.1)
     data = random_clients([17, 3, 12, 9], seed=1)
     data._clients[1] = (data._clients[1][0], torch.full_like(data._clients[1][1], TARGET))
-    measures = {} if backdoor is None else {"measures": BackdoorMeasures()}
+    measures = {} if backdoor is None else {"measures": ChangedMeasures()}
     task = Classification(two_layers().network, **measures)
     made = Toy(SuPerFed(start=0.5), data, task, train, mode=mode, backdoor=backdoor, **options)
     made.run()
@@ -79,7 +79,7 @@ def test_the_rate_is_a_count_over_samples_of_other_classes() -> None:
         metrics = rows["global"].metrics()
         assert metrics["top1"] == pytest.approx((plain == y).double().mean().item())
         if client == 1:
-            assert np.isnan(metrics["asr"]) and "no sample of another class" in BackdoorMeasures().undefined("asr")
+            assert np.isnan(metrics["asr"]) and "no sample of another class" in ChangedMeasures().undefined("asr")
         else:
             assert metrics["asr"] == pytest.approx(fooled.double().mean().item())
     with_, without = (toy("looped", one).scores() for one in (BACKDOOR, None))
@@ -91,7 +91,7 @@ def test_the_rate_is_a_count_over_samples_of_other_classes() -> None:
 def test_other_splits_are_not_scored_again() -> None:
     found = toy("looped").scores(split="train")
     assert all(one.vector[-2] == 0 for rows in found.values() for one in rows.values())
-    measures = BackdoorMeasures()
+    measures = ChangedMeasures()
     assert [measures.measured_on("asr", split) for split in ("train", "validation", "test", "official")] == [
         False, False, True, True,
     ]  # fmt: skip
