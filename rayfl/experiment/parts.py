@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from rayfl.config.beginning import branch_of, initial_model
+from rayfl.config.beginning import branch_of
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.backdoor import Backdoor
 from rayfl.data.federated import FederatedDataset
@@ -21,16 +21,14 @@ from rayfl.data.partitions.stats import class_counts
 from rayfl.data.sources.official import OfficialTest, open_official_test
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.scoring.input_attack import InputAttack
-from rayfl.errors import ConfigError
 from rayfl.examples import InputSpec
 from rayfl.experiment.changed_images import augmentation_of, views_of
 from rayfl.experiment.checking import check_parts
 from rayfl.experiment.checks import check_server
 from rayfl.experiment.clients import ClientsOf
 from rayfl.experiment.copies import copy_of
+from rayfl.experiment.learned import task_of
 from rayfl.experiment.simulated import schedule_of
-from rayfl.metrics import Metric
-from rayfl.metrics.changed_inputs import ASR, ROBUST
 from rayfl.models.private_norm import PrivateNorm
 from rayfl.params import Tree, num_bytes
 from rayfl.randomness import RandomStreams
@@ -137,28 +135,11 @@ class Parts:
             ConfigError: the data do not say what the task learns from.
             ModelError: the model does not fit the inputs.
         """
-        spec = self.dataset.spec
-        self.config.task.check(spec, self.config.dataset.name)
-        named = self.config.task, self.model_spec, self.config.model.name
-        networks = [named[0].network_of(one, *named[1:]) for one in self.config.model.networks(named[1])]
-        for network in networks:
-            network.settle(self.streams.integer("init.global"))
-        model = initial_model(self.config.init, self.storage)
-        if model is not None and len(networks) > 1:
-            raise ConfigError("init.from: clients of several architectures (model.candidates) have no model in common")
-        if model is not None:
-            networks[0].begin_from(self.streams.integer("init.global"), model, str(self.config.init.source))
         counts = None
         if self.config.task.counts_classes:
             # by true classes: wrong labels would make rare ones frequent
             counts = class_counts(self._clients.true, self.num_clients)
-        return self.config.task.task(networks, spec, self._changes, self.evaluation_views, counts)
-
-    @property
-    def _changes(self) -> tuple[Metric, ...]:
-        """Returns the metrics of the changed samples that are scored."""
-        asked = {ASR: self.backdoor, ROBUST: self.config.evaluation.adversarial}
-        return tuple(metric for metric, change in asked.items() if change is not None)
+        return task_of(self, counts)
 
     @cached_property
     def input_attack(self) -> InputAttack | None:
