@@ -40,7 +40,7 @@ def test_random_entries_are_sent_and_right_on_average() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.two_cases
+@pytest.mark.first_case
 def test_entries_are_rounded_to_levels_and_right_on_average(bits: int) -> None:
     levels = 2 ** (bits - 1) - 1
     found = torch.stack([sent(Quantize(bits=bits), seed=seed) for seed in range(3000)])

@@ -88,6 +88,7 @@ def test_inv_dit_2_with_dropout_and_running_statistics() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.05, 0.5, 2.0])
+@pytest.mark.first_case
 def test_inv_dit_3_quadratic_minimiser(weight: float) -> None:
     toy = quad(Ditto(proximal_weight=weight, personal_epochs=400), rounds=3, local_epochs=2)
     for _ in range(3):

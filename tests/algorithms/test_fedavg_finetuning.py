@@ -169,6 +169,7 @@ def validation_loss(toy: Toy, client: int, model: Tree) -> float:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.first_case
 def test_best_val_is_the_epoch_with_the_lowest_validation_loss(momentum: float) -> None:
     epochs = 12
     toy = validated(finetune_epochs=epochs, train={"momentum": momentum})

@@ -43,6 +43,7 @@ def predictors(toy: Toy, client: int, local: dict[str, Tensor], server: dict[str
 
 
 @VERSIONS
+@pytest.mark.first_case
 def test_inv_feddpa_global_row_is_that_of_federated_averaging(version: str) -> None:
     """w = 0 is FedIT, to the bit."""
     toy, plain = adapted_toy(FedDPA(version=version)), adapted_toy(FedAvg())
@@ -199,6 +200,7 @@ def test_a_local_adapter_begins_as_the_initial_one_and_goes_on_from_where_it_was
 @pytest.mark.parametrize(
     "trains", [pytest.param(["a", "b"], id="ab", marks=pytest.mark.slow), pytest.param(["b"], id="b")]
 )
+@pytest.mark.first_case
 def test_stacked_is_looped(options: dict[str, Any], trains: list[str]) -> None:
     model = {"adapter": {"r": 3, "alpha": 6, "trains": trains}}
     one, other = (adapted_toy(FedDPA(**options), mode, model) for mode in ("looped", "vectorized"))

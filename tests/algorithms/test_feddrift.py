@@ -163,6 +163,7 @@ def test_inv_drift_1_rounds_are_those_of_plain_loops(name: str) -> None:
 
 @pytest.mark.parametrize("aggregation", ["samples", "uniform"])
 @pytest.mark.parametrize("options", [{"most_models": 1}, {"threshold": 1e6}, {"variant": "eager", "threshold": 1e6}])
+@pytest.mark.first_case
 def test_inv_drift_2_without_drift_it_is_federated_averaging_to_the_bit(options: Any, aggregation: Any) -> None:
     ours, plain = (
         toy_of(method, task=normalized_layers())

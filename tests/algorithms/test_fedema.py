@@ -131,6 +131,7 @@ def test_what_cannot_be_had_is_refused(method: str, task: Any, train: Any, words
 
 
 @pytest.mark.parametrize("method", ["fedema", pytest.param("fedu", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_byol_runs_and_goes_on_to_the_bit(method: str, tmp_path: Path) -> None:
     content = sections(method, {"objective": "byol"}, {"rounds": 4})
     whole = rayfl.run(content, storage_path=str(tmp_path), name="whole")

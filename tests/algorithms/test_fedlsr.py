@@ -96,6 +96,7 @@ def trained(toy: Toy, model: Tree, client: int, t: int, views: Views | None) -> 
 
 
 @pytest.mark.parametrize("name", ["entropy", "one-view", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.first_case
 def test_inv_lsr_1_rounds_are_those_of_an_oracle_in_plain_pytorch(name: str) -> None:
     method = FedLSR(**SETTINGS[name])
     toy = toy_of(method)

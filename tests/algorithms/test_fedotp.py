@@ -161,6 +161,7 @@ def test_inv_otp_5_rounds_are_those_of_an_oracle_over_transformers(prompt: str, 
     assert (common - first).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_inv_otp_6_equal_contexts_predict_what_the_global_one_does() -> None:
     """Both begin as the template's words, and are the same before any training."""
     toy = clip_toy(FedOTP(iterations=300), prompt={"start": "template"})

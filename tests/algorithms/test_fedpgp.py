@@ -173,6 +173,7 @@ def test_newcomers_have_factors_of_their_own_and_leave_nothing() -> None:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.slow), ADAPTER])
+@pytest.mark.first_case
 def test_stacked_is_looped(prompt: str, adapter: Any) -> None:
     one, other = (clip_toy(FedPGP(), mode, PROMPTS[prompt], {"adapter": adapter}) for mode in ("looped", "vectorized"))
     assert_alike(one, other, COHORTS)
@@ -180,6 +181,7 @@ def test_stacked_is_looped(prompt: str, adapter: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.first_case
 def test_single_samples_and_single_classes_stay_finite(mode: str, optimizer: str) -> None:
     train = TrainConfig(rounds=2, clients_per_round=4, local_epochs=3, batch_size=1, lr=0.01, optimizer=optimizer)
     toy = clip_toy(FedPGP(), mode, dataset=clip_images((1, 1, 3, 2), classes=1), train=train)

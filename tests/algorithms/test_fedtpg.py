@@ -226,6 +226,7 @@ def test_the_generator_travels_with_adapters_and_nothing_stays() -> None:
 
 @pytest.mark.parametrize("names", ["own", "all"])
 @pytest.mark.parametrize("adapter", [pytest.param("none", marks=pytest.mark.slow), ADAPTER])
+@pytest.mark.first_case
 def test_stacked_is_looped(names: Any, adapter: Any) -> None:
     method = FedTPG(names=names)
     one, other = (clip_toy(method, mode, PROMPT, {"adapter": adapter}) for mode in ("looped", "vectorized"))
@@ -234,6 +235,7 @@ def test_stacked_is_looped(names: Any, adapter: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.first_case
 def test_single_samples_and_single_classes_stay_finite(mode: str, optimizer: str) -> None:
     """Where a client has one class its loss is zero, and nothing moves but by decay."""
     train = TrainConfig(rounds=2, clients_per_round=4, local_epochs=3, batch_size=2, lr=0.01, optimizer=optimizer)

@@ -181,6 +181,7 @@ def test_unseen_clients_and_published_rows() -> None:
     assert set(personal(runs["init"])) == {4, 5}
 
 
+@pytest.mark.slow
 def test_posthoc_is_one_pass_of_all_clients_from_the_final_simplex() -> None:
     algorithm = plus(posthoc=True, personal_epochs=3, proximal_weight=0.5)
     run, plain = toy(algorithm), toy(Floco(**SIMPLEX))

@@ -34,6 +34,7 @@ def test_published_model_is_the_trained_one_at_the_own_point(tau: int, row: str)
 @pytest.mark.parametrize(
     "changes", [{"energy_on": "beta"}, {"scale_grid": "log"}, {"rescale_signals": True}, {"legacy_sampler": True}]
 )
+@pytest.mark.two_cases
 def test_options_act_on_points_or_draws(changes: dict[str, Any]) -> None:
     default, changed = toy(floco()), toy(floco(**changes))
     default.run(3)

@@ -136,6 +136,7 @@ def test_vectorized_agrees_with_looped(options: dict[str, Any], double: bool) ->
         pytest.param(ResNet9(), id="batch"),
     ],
 )
+@pytest.mark.first_case
 def test_convolutions_train_and_what_nobody_has_stays(model: Any) -> None:
     """Also those whose channels are normalized in groups or by the statistics of mini-batches."""
     generator = torch.Generator().manual_seed(0)

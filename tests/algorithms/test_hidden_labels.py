@@ -20,8 +20,8 @@ def test_the_other_data_differ_in_all_hidden_labels_and_in_no_others() -> None:
     assert (x == other_x).all() and sorted((y != other_y).nonzero()[0]) == sorted(hidden()) and len(hidden()) > 800
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("name", each_method(NAMES, QUICK))
+@pytest.mark.first_case
 def test_inv_labelled_1_hidden_labels_change_no_bit_of_a_run(name: str, tmp_path: Path) -> None:
     found = []
     for source in ("as_they_are", "changed"):

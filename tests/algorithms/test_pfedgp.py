@@ -271,6 +271,7 @@ def test_a_model_without_a_layer_before_the_last_is_refused() -> None:
 
 @pytest.mark.parametrize(("double", "tolerance"), [(True, 1e-10), (False, 1e-4)])
 @pytest.mark.parametrize("rows", [6, None])
+@pytest.mark.first_case
 def test_vectorized_agrees_with_looped(double: bool, tolerance: float, rows: int | None) -> None:
     train = TRAIN.model_copy(update={"batch_size": rows})
     assert_modes_agree(PFedGP(**SMALL), SIZES, train, double, tolerance)

@@ -199,6 +199,7 @@ def test_inv_moap_4_rounds_are_those_of_an_oracle_over_transformers(prompt: str,
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.first_case
 def test_inv_moap_5_without_experts_the_server_is_that_of_promptfl_to_the_bit(prompt: str) -> None:
     ours, theirs = (clip_toy(method, prompt=PROMPTS[prompt]) for method in (PFedMoAP(peers=0), FedAvg()))
     for cohort in COHORTS:

@@ -44,6 +44,7 @@ def remarks(caplog: pytest.LogCaptureFixture, folder: Path, method: str, **optio
         ("pfedsim", "warmup", 1, 0.9, "it is federated averaging: algorithm.warmup is 1"),
     ],
 )
+@pytest.mark.two_cases
 def test_a_phase_that_no_round_reaches_is_named(
     method: str, option: str, late: Any, early: Any, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,6 +85,7 @@ def test_inv_rolora_4_the_moving_factor_moves_the_model_linearly() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"b_rounds": 2}])
+@pytest.mark.first_case
 def test_stacked_is_looped_and_hosts_make_no_difference(options: Any) -> None:
     method = RoLoRA(**options)
     one, other, many = adapted_toy(method), adapted_toy(method, "vectorized"), adapted_toy(method, hosts=3)

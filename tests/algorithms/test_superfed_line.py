@@ -129,6 +129,7 @@ def test_buffers_belong_to_the_federated_model(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["mm", pytest.param("lm", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_model_within_the_line_beats_both_its_ends_and_federated_averaging(mode: Any) -> None:
     """On new samples of clients whose rules are a common one and as much again of their own."""
     generator = torch.Generator().manual_seed(1)

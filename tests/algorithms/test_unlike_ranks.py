@@ -32,6 +32,7 @@ PRUNING = {"kept_share": 0.5, "pruning_weight": 1.0}
     ],
     ids=["flora", "flora unlike", "flexlora", "hetlora in turn", "hetlora drawn"],
 )
+@pytest.mark.first_case
 def test_stacked_is_looped_and_hosts_make_no_difference(method: Any, rows: set[str]) -> None:
     one, other, many = adapted_toy(method), adapted_toy(method, "vectorized"), adapted_toy(method, hosts=3)
     found = one.run()

@@ -54,6 +54,7 @@ METHODS = {"fedavg": (FedAvg(), MOMENTUM), "scaffold": (Scaffold(control_update=
 @PRETENDED
 @pytest.mark.parametrize("mode", ["vectorized", pytest.param("looped", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "scaffold"])
+@pytest.mark.slow
 def test_memory_that_is_short_for_once_changes_nothing_whenever_that_is(method: str, mode: str) -> None:
     algorithm, options = METHODS[method]
     expected = history(ragged_toy(mode, CPU, algorithm, **options))

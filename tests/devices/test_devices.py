@@ -202,6 +202,7 @@ class Interruption(Callback):
         for name, run in RUNS.items()
     ],
 )
+@pytest.mark.first_case
 def test_whole_runs(settings: dict[str, Any], mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also commits, and what is restored from them."""
     options = {**SHORT, **settings, "engine.mode": mode, "storage_path": str(tmp_path)}

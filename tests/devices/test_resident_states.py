@@ -253,6 +253,7 @@ def assert_equal_rounded(left: dict[str, Any], right: dict[str, Any]) -> None:
         torch.testing.assert_close(left[part], right[part], rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_after_a_rewind_states_are_those_of_the_commit() -> None:
     with elsewhere() as device:
         toy = ditto(device, ROOM)

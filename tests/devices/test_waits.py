@@ -238,7 +238,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "sections",
     [
@@ -250,6 +249,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         for name, sections in SECTIONS.items()
     ],
 )
+@pytest.mark.first_case
 def test_sections_make_the_host_wait_no_oftener_for_more_clients(sections: dict[str, Any]) -> None:
     method = partial(FedAvg, aggregation="uniform")
     few, many = (counted(method, clients, **sections).waits for clients in (4, 20))

@@ -128,6 +128,7 @@ def test_momentum_is_kept_where_groups_alone_ask_for_sgd(mode: str) -> None:
 
 @MODES
 @pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.two_cases
 def test_each_epoch_shows_the_pass_as_it_goes(mode: str, kept: bool) -> None:
     seen: dict[int, list[Tree]] = {0: [], 1: [], 2: []}
     whole, pieces = clients(), clients()

@@ -198,6 +198,7 @@ def test_stacked_recurrent_layers_are_no_librarys() -> None:
         for name, made in SMALL.items()
     ],
 )
+@pytest.mark.two_cases
 def test_every_model_trains_in_bfloat16_with_trees_in_float32(config: Any, spec: InputSpec, mode: str) -> None:
     exact, _ = trained("float32", mode, config, spec)
     found, momenta = trained("bfloat16", mode, config, spec)

@@ -103,6 +103,7 @@ def test_a_convolutional_network_is_the_same_alone_and_in_a_stack(name: str) -> 
 
 
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
+@pytest.mark.slow
 def test_a_users_model_has_factors_too(mode: str, tmp_path: Path) -> None:
     model = {"name": f"{__name__}:own", "head": "6", "factorize": {"name": "pfedpara", "gamma": 1}}
     rayfl.run(config(tmp_path, "pfedpara", model, engine={"mode": mode}))

@@ -91,6 +91,7 @@ def test_momentum_that_another_optimizer_would_ignore_is_refused() -> None:
 @pytest.mark.parametrize("rule", [RULES["nesterov"], RULES["adam-decay"], RULES["adamw-decay"]], ids=str)
 @pytest.mark.parametrize("max_norm", [1e-3, 2.0, 1e9])
 @MODES
+@pytest.mark.two_cases
 def test_gradients_are_clipped_before_decay_and_moments(mode: str, max_norm: float, rule: Rule) -> None:
     """Each client's by its own norm, over all of its tensors, whichever clients are stacked with it."""
     requests = updates(function, rule, torch.float64, max_grad_norm=max_norm)

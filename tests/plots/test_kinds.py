@@ -117,6 +117,7 @@ def test_seeds_at_different_rounds_have_no_mean(made: Runs, tmp_path: Path) -> N
         drawn("lambda", [whole, behind], tmp_path)
 
 
+@pytest.mark.slow
 def test_ablation_of_weights(made: Runs, tmp_path: Path) -> None:
     runs = [made("superfed-mm", **{"algorithm.proximal_weight": mu}) for mu in (0.0, 1.0)]
     runs.append(made("superfed-mm", **{"algorithm.orthogonality_weight": 5.0, "algorithm.proximal_weight": 1.0}))

@@ -47,6 +47,7 @@ def test_labels_say_what_differs_and_no_more(made: Runs) -> None:
     assert [len(series.runs) for series in found] == [2, 1, 1]
 
 
+@pytest.mark.slow
 def test_labels_say_which_data_methods_have_where_they_differ(made: Runs) -> None:
     few = {"partition.num_clients": 6}
     found = series_of([made("fedavg"), made("superfed-mm", **few), made("superfed-lm", **few)])

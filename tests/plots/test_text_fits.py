@@ -95,6 +95,7 @@ def test_panels_that_a_column_has_no_room_for_are_left_out_or_refused(made: Runs
 
 
 @pytest.mark.parametrize("size", [pytest.param("", marks=pytest.mark.slow), "icml-column"])
+@pytest.mark.slow
 def test_the_clients_of_more_methods_than_colours_have_panels_of_their_own(made: Runs, size: str) -> None:
     runs = [made("fedprox", **{"algorithm.proximal_weight": mu, "train.rounds": 1}) for mu in range(len(COLOURS) + 1)]
     with paper_style(SIZES[size] if size else None):

@@ -106,6 +106,7 @@ def compared(folder: Path, *options: str) -> Any:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_compare_prints_harm_in_every_format_that_there_is(folder: Path) -> None:
     assert "below" in compared(folder, "--about", "harm") and "Who is harmed" in compared(folder, "--about", "harm")
     content = json.loads(compared(folder, "--about", "harm", "--json"))

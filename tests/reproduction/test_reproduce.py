@@ -52,6 +52,7 @@ def test_a_table_is_run_compared_and_written_and_a_second_time_only_read(tmp_pat
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.slow
 def test_the_command_prints_what_is_recorded_and_its_folder_is_compared_as_its_runs(tmp_path: Path) -> None:
     play(FOLDER / "reproduce.txt", tmp_path)
 

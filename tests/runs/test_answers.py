@@ -94,6 +94,7 @@ def test_people_see_some_answers_and_the_scores(run: Path) -> None:
     assert "after round 6, test samples of 3 clients, 6 answers" in found.output and "ROUGE-L" in found.output
 
 
+@pytest.mark.slow
 def test_what_has_no_prompts_is_refused(run: Path, tmp_path: Path) -> None:
     def of(folder: Path, **options: Any) -> None:
         list(answered(CommittedModels(open_run(str(folder), Experiment, False)), **options))

@@ -86,6 +86,7 @@ def test_a_whole_run(run: Path) -> None:
         for damage in ("flipped bit", "truncated", "empty", "text")
     ],
 )
+@pytest.mark.two_cases
 def test_every_damage_is_found_and_named(run: Path, kind: str, damage: str) -> None:
     path = FILES[kind](run)
     content = bytearray(path.read_bytes())

@@ -96,6 +96,7 @@ def test_inv_buff_7_a_run_continues_to_the_same_bits(system: dict[str, Any], tmp
     assert not verify(Storage(str(tmp_path / "pieces"))).problems
 
 
+@pytest.mark.slow
 def test_commits_that_are_further_apart_rewind_what_is_under_way(tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "whole"))
     pieces = {**experiment(tmp_path, "pieces"), "storage": {"commit_every": 3}}

@@ -63,6 +63,7 @@ def checked(content: dict[str, Any]) -> Parts:
         *(pytest.param(*one, marks=pytest.mark.slow) for one in ((False, "fedavg"), (True, "fedavg"), (True, "ditto"))),
     ],
 )
+@pytest.mark.first_case
 def test_runs_are_the_same_looped_and_stacked(nodes: bool, method: str, tmp_path: Path) -> None:
     content = of_nodes(algorithm=method) if nodes else sections(algorithm=method)
     if method == "fedbn":

@@ -43,9 +43,9 @@ def played(method: str, task: str, hosts: int) -> tuple[Any, Any, ResultTables]:
     return server, scores, tables
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "superfed"])
 @pytest.mark.parametrize("task", EACH)
+@pytest.mark.first_case
 def test_one_host_and_three(task: str, method: str) -> None:
     (server, scores, tables), (other, others, same) = played(method, task, 1), played(method, task, 3)
     assert_equal(server, other)
@@ -58,6 +58,7 @@ def test_one_host_and_three(task: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("task", EACH)
+@pytest.mark.two_cases
 def test_pooled_metrics_are_those_of_all_samples_together(task: str) -> None:
     _, scores, tables = played("fedavg", task, 2)
     parts = [splits["test"]["global"] for splits in scores.values() if splits["test"]["global"].n]

@@ -66,6 +66,7 @@ def test_tables_say_what_the_task_is_judged_by(runs: dict[str, Path]) -> None:
     assert {"f1_macro", "pooled_auroc", "auroc_std"} <= set(classes.schema.names)
 
 
+@pytest.mark.slow
 def test_a_comparison_of_regressions_takes_the_least_error_for_the_best(runs: dict[str, Path], tmp_path: Path) -> None:
     both = [load_run(str(runs[name]), REGISTERED) for name in METHODS]
     comparison = compare(both)
@@ -152,6 +153,7 @@ def test_losses_of_two_kinds_are_shown_and_not_compared(runs: dict[str, Path], t
     assert "not defined alike" in paper and "**" not in paper
 
 
+@pytest.mark.slow
 def test_a_figure_of_losses_of_two_kinds_says_so(
     runs: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -101,6 +101,7 @@ def test_runs_of_looped_and_of_stacked_clients_agree(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("loss", ["orpo", *(pytest.param(loss, marks=pytest.mark.slow) for loss in ("ipo", "simpo"))])
+@pytest.mark.slow
 def test_a_run_with_each_loss_lowers_it(loss: str, tmp_path: Path) -> None:
     content = experiment(
         tmp_path, "run", "fedavg", task={"name": "preference", "loss": loss},
@@ -129,6 +130,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
         assert_equal(one.states[client], other.states[client])
 
 
+@pytest.mark.slow
 def test_single_pairs_have_losses_for_an_attacker_and_prompts_answers(tmp_path: Path) -> None:
     """The attacker of memberships has each pair's loss; of answers the preferred ones are the references."""
     result = rayfl.run(experiment(tmp_path, "run", METHODS["FedSA-LoRA"]))

@@ -79,7 +79,6 @@ def run(preset: str, folder: Path, name: str, callbacks: Sequence[Callback] = ()
     return rayfl.run(preset, callbacks=callbacks, storage_path=str(folder), name=name, **settings)
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize(
     ("preset", "method"),
     [
@@ -88,6 +87,7 @@ def run(preset: str, folder: Path, name: str, callbacks: Sequence[Callback] = ()
         for method in METHODS
     ],
 )
+@pytest.mark.first_case
 def test_every_method_looped_stacked_and_through_a_stop(preset: str, method: str, tmp_path: Path) -> None:
     chosen = {"algorithm": METHODS[method]}
     run(preset, tmp_path, "whole", **chosen)
@@ -102,7 +102,6 @@ def test_every_method_looped_stacked_and_through_a_stop(preset: str, method: str
     np.testing.assert_allclose(values.astype(float), others.astype(float), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize(
     ("preset", "method"),
     [
@@ -111,6 +110,7 @@ def test_every_method_looped_stacked_and_through_a_stop(preset: str, method: str
         for preset in PRESETS
     ],
 )
+@pytest.mark.first_case
 def test_stacked_too_a_stop_changes_no_bit(preset: str, method: str, tmp_path: Path) -> None:
     chosen = {"algorithm": METHODS[method], "engine.mode": "vectorized"}
     run(preset, tmp_path, "whole", **chosen)

@@ -102,6 +102,7 @@ RUNS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "method", [pytest.param(one, marks=() if one in ("ditto", "superfed") else pytest.mark.slow) for one in RUNS]
 )
+@pytest.mark.first_case
 def test_runs_are_the_same_looped_and_stacked(method: str, tmp_path: Path) -> None:
     content = sections(**RUNS[method])
     runs = {

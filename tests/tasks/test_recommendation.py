@@ -70,7 +70,6 @@ METHODS: dict[str, Any] = {
 }
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "method",
     [
@@ -78,6 +77,7 @@ METHODS: dict[str, Any] = {
         for name in METHODS
     ],
 )
+@pytest.mark.first_case
 def test_runs_are_the_same_looped_and_stacked(method: str, tmp_path: Path) -> None:
     content = sections(algorithm=METHODS[method])
     runs = {

@@ -60,7 +60,7 @@ def test_a_comparison_takes_the_highest_dice_for_the_best(runs: dict[str, Path],
 
 
 @pytest.mark.parametrize("kind", ["curves", "clients", "lambda"])
-@pytest.mark.first_case
+@pytest.mark.slow
 def test_figures_show_dice(kind: str, runs: dict[str, Path], tmp_path: Path) -> None:
     said("plot", kind, str(runs["superfed"]), "--out", str(tmp_path / "figure.png"))
     assert "dice" in (tmp_path / "figure.csv").read_text(encoding="utf-8").splitlines()[0]

@@ -105,6 +105,7 @@ def test_labels_of_data_for_classification_still_mean_classification() -> None:
     ("objective", "splits"),
     [("simsiam", ["test"]), pytest.param("simclr", ["train", "validation", "test"], marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_looped_and_stacked_learn_the_same(objective: str, splits: list[str], tmp_path: Path) -> None:
     task = {"name": "self_supervised", "objective": objective, "hidden": 32, "projection": 8}
     task["metrics"] = ["linear_top1"]

@@ -72,6 +72,7 @@ def test_tensorboards_disk_may_be_full(
 
 
 @pytest.mark.parametrize("name", ["timings.jsonl", "costs.jsonl", "environment.json", "result.json", "progress.csv"])
+@pytest.mark.two_cases
 def test_none_of_the_files_beside_the_tables_ends_a_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -252,6 +253,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "room", [40_000, *(pytest.param(room, marks=pytest.mark.slow) for room in (110_000, 130_000)), 150_000]
 )
+@pytest.mark.first_case
 def test_a_full_disk_ends_a_run_with_the_commits_own_error(
     room: int, disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

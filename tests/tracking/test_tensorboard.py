@@ -55,6 +55,7 @@ def test_an_unfinished_run_has_neither(tmp_path: Path) -> None:
         pytest.param(["validation", "test"], 0, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_by_default_there_are_few_curves(splits: list[str], validation: float, tmp_path: Path) -> None:
     """Forty at most, however many rows a run has; among them the personalized model, chosen as it was."""
     evaluation = {"every": 1, "cohort_every": 1, "splits": splits}

@@ -33,6 +33,7 @@ def experiment(folder: Path, name: str, method: str = "fedavg", **train: Any) ->
         for mode in ("looped", "vectorized")
     ],
 )
+@pytest.mark.first_case
 def test_an_interrupted_run_with_adam_continues_to_the_same_bits(method: str, mode: str, tmp_path: Path) -> None:
     """Moments, numbers of steps and rates are those of the run that nobody stopped."""
     train = {**ADAM, "optimizer": "adamw", "weight_decay": 0.1, "persist_optimizer": True, "schedule": COSINE}

@@ -68,6 +68,7 @@ def line_of(text: str) -> int:
 
 
 @pytest.mark.parametrize("backend", [pytest.param("ray", marks=pytest.mark.slow), "inline"])
+@pytest.mark.slow
 def test_an_error_ends_with_the_lines_of_the_authors_file_and_the_log_has_all(backend: str, tmp_path: Path) -> None:
     done = run(tmp_path, "client", backend)
     assert done.returncode == 2

@@ -187,6 +187,7 @@ def test_a_client_whose_evaluation_fails_is_missing_in_that_evaluation_only(
 
 
 @pytest.mark.parametrize("how", ["raise", "diverge", "spoil"])
+@pytest.mark.first_case
 def test_without_a_policy_a_client_that_fails_ends_the_run_which_may_then_go_on_without_it(
     how: str, tmp_path: Path
 ) -> None:
@@ -201,6 +202,7 @@ def test_without_a_policy_a_client_that_fails_ends_the_run_which_may_then_go_on_
 
 
 @pytest.mark.parametrize("after", ["fail", "skip"])
+@pytest.mark.first_case
 def test_retries_give_the_bits_of_a_run_without_the_failure_and_end(after: str, tmp_path: Path) -> None:
     calm = small_experiment(tmp_path, "calm", "scaffold", backend="inline")
     bad = cohorts(calm)[1][1]

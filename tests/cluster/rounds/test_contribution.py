@@ -252,6 +252,7 @@ def test_contribution_is_short_for_its_name(tmp_path: Path) -> None:
     assert "contribution" not in plain.identity() and "contribution" in config.identity()
 
 
+@pytest.mark.slow
 def test_tables_reports_and_figures_have_the_values(tmp_path: Path) -> None:
     attack = {"clients": [5], "labels": "random"}
     short = {"train": {"rounds": 3}}

@@ -144,6 +144,7 @@ def test_copies_may_begin_later_and_pause(calm: Path, tmp_path: Path) -> None:
     assert all_files(tmp_path / "run") == all_files(tmp_path / "run" / "copy")
 
 
+@pytest.mark.slow
 def test_copies_that_begin_later_are_known_to_whoever_reads_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     rayfl.run(small_experiment(tmp_path, "run", "scaffold", backend="inline"))
@@ -158,6 +159,7 @@ def test_copies_that_begin_later_are_known_to_whoever_reads_the_run(tmp_path: Pa
     assert verify(Storage(str(folder))).problems == []
 
 
+@pytest.mark.slow
 def test_copies_that_paused_while_the_run_was_given_more_rounds_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     rayfl.run(experiment(tmp_path))

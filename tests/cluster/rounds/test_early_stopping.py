@@ -94,6 +94,7 @@ def expected_end(folder: Path, patience: int) -> int:
     raise AssertionError("the run has no such end")
 
 
+@pytest.mark.slow
 def test_an_early_end_is_that_moment_of_the_whole_run(tmp_path: Path, long: Path) -> None:
     at = expected_end(long, 1)
     assert 1 < at < ROUNDS
@@ -264,6 +265,7 @@ def test_of_a_method_of_ones_own_nobody_knows_its_course(tmp_path: Path, caplog:
     assert "does not say whether a round depends on train.rounds" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_number_that_never_comes_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The area under the ROC curve of clients with one class each."""
     partition = {"name": "classes", "num_clients": 10, "classes_per_client": 1}

@@ -114,6 +114,7 @@ def test_training_samples_are_scored_where_they_are_asked_for(run: Result, tmp_p
     assert [row["round"] for row in trained] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_the_member_of_a_sweep_that_validation_chose_is_scored_on_training_samples(tmp_path: Path) -> None:
     content = {**experiment(tmp_path), "algorithm": {"name": "superfed", "start": 0.1}}
     content["evaluation"] = {"splits": ["train", "validation"], "every": 3}

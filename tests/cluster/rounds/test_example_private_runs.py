@@ -37,6 +37,7 @@ def private(place: Path, name: str, method: str = "fedavg", **sections: Any) -> 
 
 
 @pytest.mark.parametrize("method", ["superfed-mm", pytest.param("scaffold", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_an_interrupted_private_run_continues_to_the_same_bits(tmp_path: Path, method: str) -> None:
     whole = rayfl.run(private(tmp_path, "whole", method))
     pieces = private(tmp_path, "pieces", method)

@@ -59,8 +59,8 @@ def assert_extended(extended: Outcome, whole: Outcome, at: int) -> None:
         assert extra >= 0 and all(row in rows for row in other.to_pylist())
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "floco", "pfedme"])
+@pytest.mark.first_case
 def test_a_finished_run_goes_on_to_the_same_bits(tmp_path: Path, method: str) -> None:
     whole = outcome(done(tmp_path / "whole", method, 6))
     folder = done(tmp_path / "extended", method, 4)
@@ -112,7 +112,7 @@ def test_the_command_extends_continues_and_names_what_it_cannot_change(tmp_path:
         ("fedphp", {}, "algorithm=fedphp that goes by train.rounds"),
     ],
 )
-@pytest.mark.two_cases
+@pytest.mark.first_case
 def test_what_goes_by_fractions_of_the_rounds_is_refused(
     tmp_path: Path, method: str, changes: dict[str, Any], why: str
 ) -> None:
@@ -125,6 +125,7 @@ def test_what_goes_by_fractions_of_the_rounds_is_refused(
     assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["rounds"] == 4
 
 
+@pytest.mark.slow
 def test_fedme_is_extended_unless_clients_have_trained_first(tmp_path: Path) -> None:
     def run(name: str, rounds: int, **options: Any) -> Path:
         content = {**experiment(tmp_path, "fedme", rounds, name), "model": {"name": "two_nn", "hidden": [12]}}
@@ -191,6 +192,7 @@ def test_an_extension_that_was_cut_short_is_completed_by_the_same_command(tmp_pa
     assert_extended(outcome(folder), whole, 4)
 
 
+@pytest.mark.slow
 def test_both_copies_of_a_run_are_extended(tmp_path: Path) -> None:
     whole = outcome(done(tmp_path / "whole", "fedavg", 6))
     content = {**experiment(tmp_path, "fedavg", 4), "storage": {"copies": 2}}

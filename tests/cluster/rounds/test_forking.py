@@ -38,8 +38,8 @@ def done(place: Path, method: str, name: str = "run", **sections: Any) -> Path:
 KEEP = {"storage": {"keep_commits": 4}}
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "superfed-mm"])
+@pytest.mark.first_case
 def test_a_fork_without_changes_has_the_bits_of_the_run_that_it_is_from(tmp_path: Path, method: str) -> None:
     folder = done(tmp_path, method, **KEEP)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -148,6 +148,7 @@ def server_model(folder: Path, round: int) -> Any:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "local"])
+@pytest.mark.first_case
 def test_server_and_clients_begin_from_the_model_of_another_run(tmp_path: Path, method: str) -> None:
     source = done(tmp_path, "fedprox", "source", **KEEP)
     nothing = {"lr": 0.0, "rounds": 1, "momentum": 0.0}
@@ -164,6 +165,7 @@ def test_server_and_clients_begin_from_the_model_of_another_run(tmp_path: Path, 
     assert verify(Storage(str(folder))).problems == []
 
 
+@pytest.mark.slow
 def test_a_run_from_a_model_has_its_own_copy_and_continues_without_the_other(tmp_path: Path) -> None:
     source = done(tmp_path, "fedavg", "source", **KEEP)
     whole = done(tmp_path, "fedavg", "whole", init={"from": str(source)})

@@ -48,6 +48,7 @@ def committed(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+@pytest.mark.first_case
 def test_a_signal_ends_the_run_after_its_round_with_everything_committed(
     number: int, error: type[BaseException], tmp_path: Path
 ) -> None:

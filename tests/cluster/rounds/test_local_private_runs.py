@@ -31,6 +31,7 @@ def private(place: Path, name: str, method: str = "fedavg", **sections: Any) -> 
     return {**content, "privacy": NOISY, **sections, "train": train, "algorithm": algorithm}
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_to_the_same_bits(tmp_path: Path) -> None:
     rayfl.run(private(tmp_path, "whole", "superfed-mm"))
     pieces = private(tmp_path, "pieces", "superfed-mm")
@@ -41,6 +42,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson", "cyclic"])
+@pytest.mark.first_case
 def test_epsilon_is_that_of_the_client_that_was_in_the_most_rounds(tmp_path: Path, sampling: str) -> None:
     attendances.cache_clear()
     result = rayfl.run(private(tmp_path, "run", train={"sampling": sampling}))
@@ -73,6 +75,7 @@ def test_a_round_without_clients_changes_nothing(tmp_path: Path) -> None:
     ],
     ids=["compressed", "secure", "attacked"],
 )
+@pytest.mark.first_case
 def test_what_becomes_of_noisy_messages_costs_nothing(tmp_path: Path, sections: dict[str, Any]) -> None:
     found = rayfl.run(private(tmp_path, "run", **sections))
     assert found.epsilon == rayfl.run(private(tmp_path, "plain")).epsilon

@@ -113,6 +113,7 @@ def test_the_same_rule_under_another_name_gives_the_same_models(folder: Path, mo
         torch.testing.assert_close(leaf, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_kept_goes_on_after_an_interrupt(folder: Path) -> None:
     """A state has the optimizer's tensors and its number of steps."""
     more = {"persist_optimizer": True, "optimizer_options": {"decay": 0.5}}

@@ -121,6 +121,7 @@ def test_candidates_with_the_greatest_losses_take_part(tmp_path: Path) -> None:
     assert [row["loss"] for row in first] == pytest.approx([losses[client] for client in expected], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_what_the_choice_costs_is_counted(tmp_path: Path) -> None:
     for name, selection in {"uniform": {"name": "uniform"}, **EACH}.items():
         rayfl.run(experiment(tmp_path, name, selection=selection))

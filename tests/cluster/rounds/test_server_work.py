@@ -64,8 +64,8 @@ def test_an_actor_that_is_lost_in_the_servers_work_costs_no_bit(tmp_path: Path) 
     assert_same(outcome(tmp_path / "calm"), outcome(tmp_path / "killed"))
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["feddf", "fedgen", "pfedhn"])
+@pytest.mark.first_case
 def test_a_round_with_it_is_replayed_to_the_same_bits(method: str, tmp_path: Path) -> None:
     config = small_experiment(tmp_path, "run", method, backend="inline")
     rayfl.run(config | {"storage": {"keep_commits": 4}})

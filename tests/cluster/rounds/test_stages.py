@@ -94,6 +94,7 @@ def table(folder: Path, name: str = "clients", **where: Any) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.two_cases
 def test_inv_stages_2_methods_see_the_samples_of_the_round_s_stage_and_no_others(kind: str, tmp_path: Path) -> None:
     content = experiment(tmp_path, "run", "fedavg", kind) | {"algorithm": {"name": f"{__name__}:Listening"}}
     rayfl.run(content)

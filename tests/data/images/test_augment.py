@@ -171,6 +171,7 @@ def test_looped_and_vectorised_agree(algorithm: Any, config: AugmentConfig) -> N
 
 
 @METHODS
+@pytest.mark.two_cases
 def test_one_and_three_hosts_give_the_same_bits(algorithm: Any) -> None:
     train = fitting(algorithm)
     one, three = toy(EVERYTHING, algorithm, train, hosts=1), toy(EVERYTHING, algorithm, train, hosts=3)

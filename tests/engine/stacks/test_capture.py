@@ -83,12 +83,12 @@ def both(updates: Sequence[TrainRequest], network: Network) -> Recording:
     return recording
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("products", [False, True], ids=["autograd", "products"])
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in ("normalized", "dropping") else pytest.mark.slow) for name in MODELS],
 )
+@pytest.mark.first_case
 def test_replays_are_the_steps_to_the_bit(name: str, products: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectorized, "are_products", lambda device: products)
     factory, spec = MODELS[name]
@@ -105,6 +105,7 @@ def test_replays_are_the_steps_to_the_bit(name: str, products: bool, monkeypatch
     ],
     ids=["adam", "nesterov", "clipped"],
 )
+@pytest.mark.first_case
 def test_rules_are_replayed(change: dict[str, Any]) -> None:
     network = Network(SmallCNN)
     both([replace(one, **change) for one in updates_of(network, IMAGE)], network)

@@ -139,6 +139,7 @@ def methods_agree(method: str, layers: str, caplog: pytest.LogCaptureFixture) ->
         for layers in ("two layers", "normalized", "recurrent")
     ],
 )
+@pytest.mark.first_case
 def test_methods_agree(method: str, layers: str, traced: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     methods_agree(method, layers, caplog)
     assert traced
@@ -201,6 +202,7 @@ def test_where_inductor_fails_at_the_whole_step_it_compiles_the_gradient(
     assert caplog.text.count("taken uncompiled: 'buf98'") == 1
 
 
+@pytest.mark.slow
 def test_few_forms_are_compiled(traced: list[Any]) -> None:
     updates, task = problem("perceptron", "fedavg", RAGGED)
     compiler = Compiler(CPU)

@@ -79,9 +79,9 @@ def test_launches_and_bytes_of_a_methods_step(method: str) -> None:
     assert models <= MOST[method][1], models
 
 
-@pytest.mark.two_cases
 @PRETENDED
 @pytest.mark.parametrize("factory", [Normalized, Dropping, Recurrent])
+@pytest.mark.first_case
 def test_no_layer_has_the_host_wait(factory: Any) -> None:
     network = Network(factory)
     task, counted = Classification(network), []

@@ -96,6 +96,7 @@ def test_every_model_agrees(name: str, method: str) -> None:
     ("factory", "method"),
     [(Normalized, "superfed"), (Dropping, "two losses"), pytest.param(Recurrent, "fedavg", marks=pytest.mark.slow)],
 )
+@pytest.mark.first_case
 def test_layers_agree_on_a_device(factory: Any, method: str) -> None:
     network = Network(factory)
     task = Classification(network)

@@ -44,6 +44,7 @@ def made(name: str, classes: int) -> nn.Module:
     ],
 )
 @pytest.mark.parametrize("suffix", [pytest.param(".pt", marks=pytest.mark.slow), ".safetensors"])
+@pytest.mark.two_cases
 def test_with_the_weights_of_a_file_it_computes_what_torchvision_computes(
     config: Any, name: str, suffix: str, tmp_path: Path
 ) -> None:

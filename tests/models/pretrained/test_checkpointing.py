@@ -80,6 +80,7 @@ def trained_elsewhere(mode: str, checkpointing: Any, memory: int | None) -> tupl
 
 @PRETENDED
 @pytest.mark.parametrize("mode", ["vectorized", pytest.param("looped", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_memory_is_saved_before_fewer_clients_are_stacked(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     _, much, expected = trained_elsewhere(mode, False, None)
     _, little, _ = trained_elsewhere(mode, True, None)

@@ -72,6 +72,7 @@ TRAINED = (CONTEXT, "model.vision_model.", "model.feature_adapter.")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n not in QUICK else []) for n in SENT])
+@pytest.mark.first_case
 def test_messages_have_the_context_and_nothing_frozen_and_stacks_are_looped_clients(name: str, tmp_path: Path) -> None:
     method, prompt, adapter, scalars = SENT[name]
     for mode in ("looped", "vectorized"):

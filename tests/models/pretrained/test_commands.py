@@ -64,6 +64,7 @@ def test_the_command_line_makes_describes_and_exports(tmp_path: Path, monkeypatc
         assert all(name.startswith("base_model.model.") for name in file.keys())  # noqa: SIM118 -- a file of safetensors is no mapping
 
 
+@pytest.mark.slow
 def test_two_adapters_leave_as_one_of_twice_the_rank_or_not_at_all(tmp_path: Path) -> None:
     command, folder = CliRunner(), tmp_path / "even"
     rayfl.run(experiment(tmp_path, "dpa", "feddpa"))

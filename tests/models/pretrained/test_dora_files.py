@@ -38,6 +38,7 @@ def bare(family: str, classes: int) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.two_cases
 def test_peft_reads_what_is_written_and_a_run_begins_from_what_peft_writes(family: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     net, made = network(family, adapter=DORA), section(family, adapter=DORA)
@@ -83,6 +84,7 @@ def test_magnitudes_and_gradients_are_those_of_peft(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.two_cases
 def test_merged_weights_have_the_same_outputs(family: str) -> None:
     net = network(family, adapter={**DORA, "targets": "all-linear"})
     tree, x = trained(net, 0), inputs(family, 4, 0)

@@ -189,6 +189,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["tiny-vit", "tiny-llama", "tiny-bert"])
+@pytest.mark.first_case
 def test_a_small_base_is_made_here(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "TRAINING_STEPS", 3)
     made = making.make(name, tmp_path / name)

@@ -58,6 +58,7 @@ QUICK = {("fedavg", "ia3"), ("superfed", "vpt-deep")}
         for kind in KINDS
     ],
 )
+@pytest.mark.first_case
 def test_messages_are_what_is_trained_and_stacks_are_looped_clients(method: str, kind: str, tmp_path: Path) -> None:
     (given, headed), (adapter, scalars) = METHODS[method], KINDS[kind]
     options: dict[str, Any] = {"train": {"optimizer": "sgd"}} if method == "scaffold" else {}
@@ -110,6 +111,7 @@ def test_models_without_factors_are_not_laid_side_by_side(kind: str) -> None:
             call()  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.slow
 def test_what_a_run_has_trained_leaves_as_files(tmp_path: Path) -> None:
     x = inputs("vit", 5, 0)
     for kind in ("ia3", "vpt-deep"):

@@ -79,6 +79,7 @@ class LargestLogits(TorchDispatchMode):
 
 @pytest.mark.parametrize("rows", [1, 7, 1000])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.two_cases
 def test_parts_of_the_output_layer_are_the_whole_and_no_more_than_they_is_in_memory(
     family: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_presets_say_what_they_need(tmp_path: Path) -> None:
         rayfl.run("flowertune-alpaca", dataset__tokenizer="bytes", storage_path=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_flowertunes_settings_run_over_a_file_in_alpacas_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(making, "TRAINING_STEPS", 2)

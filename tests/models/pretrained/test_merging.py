@@ -209,6 +209,7 @@ def exported(folder: Path, name: str, **sections: Any) -> Any:
     return loaded(folder / f"{name}-out", "AutoModelForImageClassification").config
 
 
+@pytest.mark.slow
 def test_the_names_of_the_outputs_are_those_of_the_datas_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

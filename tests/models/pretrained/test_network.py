@@ -62,6 +62,7 @@ def test_the_tree_is_adapters_and_head_and_nothing_else(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.two_cases
 def test_it_computes_what_the_merged_weights_compute(family: str, attention: str) -> None:
     net = network(family, attention=attention)
     tree, x = trained(net, 3), inputs(family, 5, 0)
@@ -98,6 +99,7 @@ def two_models(net: AdaptedNetwork, tree: Any, x: Tensor, y: Tensor, teacher: An
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", ["vit", "llama", "roberta"])
+@pytest.mark.two_cases
 def test_several_passes_with_teachers_and_heads_alone(family: str, checkpointing: bool) -> None:
     net = network(family, checkpointing=checkpointing)
     check_gradients(net, family, two_models, [trained(net, k) for k in range(3)])

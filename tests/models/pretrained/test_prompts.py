@@ -93,6 +93,7 @@ def test_a_decoder_reads_them_first_and_tells_the_class_at_the_last_token(family
 
 
 @pytest.mark.parametrize("family", sorted(CAUSAL))
+@pytest.mark.two_cases
 def test_a_language_model_predicts_after_the_texts_own_tokens(family: str) -> None:
     net, (x, lengths) = language_network(family, adapter=SOFT), ragged(5, 1)
     tree = exact.double(trained(net, 3))

@@ -68,11 +68,11 @@ SENT: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 QUICK = ("FedIT with DoRA", "FedSA-LoRA", "FedPer", "HetLoRA")
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] if name not in QUICK else []) for name in SENT],
 )
+@pytest.mark.first_case
 def test_messages_are_what_is_shared_and_stacks_are_looped_clients(name: str, tmp_path: Path) -> None:
     method, model, scalars = SENT[name]
     for mode in ("looped", "vectorized"):
@@ -114,8 +114,8 @@ def test_inv_fedsa_keeps_each_b_with_its_client(tmp_path: Path) -> None:
     assert all(".lora_A." in name for name in shared)
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize(("name", "own"), [("Ditto", A + B + HEAD), ("FedSA-LoRA", B + HEAD), ("FedPer", HEAD)])
+@pytest.mark.first_case
 def test_a_commit_has_what_is_personal_and_no_more(name: str, own: int, tmp_path: Path) -> None:
     """Clients x 4 bytes x scalars, and headers: the base is in no commit."""
     rayfl.run(experiment(tmp_path, "run", SENT[name][0], train={"clients_per_round": "all"}))

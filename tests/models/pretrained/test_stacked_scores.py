@@ -65,6 +65,7 @@ def mixer(net: AdaptedNetwork, seed: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("precision", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-3)])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.two_cases
 def test_rows_of_all_kinds_of_texts_and_models_agree(family: str, precision: torch.dtype, tolerance: float) -> None:
     net = language_network(family)
     net.compute_in(precision)

@@ -152,6 +152,7 @@ def spoil(folder: Path, how: str) -> None:
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.two_cases
 def test_a_bad_file_is_named_and_nothing_is_left(
     tmp_path: Path, root: Path, made: Made, how: str, words: str, packed: bool
 ) -> None:

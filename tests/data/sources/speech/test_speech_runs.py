@@ -50,6 +50,7 @@ def losses(folder: Path) -> np.ndarray:
     ],
     ids=["log_mel", "waveform"],
 )
+@pytest.mark.slow
 def test_two_rounds_from_an_archive_looped_and_stacked(tmp_path: Path, root: Path, what: list[str], model: str) -> None:
     prepared(tmp_path, *(option.removeprefix("dataset.") for option in what))
     shared = ["dataset.part=train", "partition=natural", "evaluation.official_test=true", model, *what]

@@ -145,6 +145,7 @@ def test_the_unpacked_folder_in_the_data_root_is_read(root: Path) -> None:
         ("test/X_test.txt", r"(?s)\A.*\Z", "", r"X_test.txt is empty; get it again"),
     ],
 )
+@pytest.mark.two_cases
 def test_what_is_wrong_in_a_file_is_named(
     tmp_path: Path, root: Path, name: str, old: str, new: str, words: str
 ) -> None:
