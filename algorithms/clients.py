@@ -13,7 +13,8 @@ from torch import Tensor
 
 from algorithms.calls import Call as Call
 from algorithms.calls import Replies as Replies
-from algorithms.receiving import as_sent, check_cohort, check_messages, combined, next_norm, released
+from algorithms.receiving import as_sent, check_cohort, check_messages, combined
+from algorithms.releasing import next_norm, released
 from rayfl.aggregation.exact_sum import ExactSum, Weighted
 from rayfl.diagnosis.tracebacks import own_definition
 from rayfl.engine.round_context import RoundContext

@@ -1,4 +1,4 @@
-"""What the server makes of the messages of a mean: noise (``privacy``), attacks on them, and robust rules."""
+"""What messages one by one become on the server, by attacks and robust rules; and which calls sections refuse."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from torch import Tensor
 
 from rayfl.aggregation import privacy as private
 from rayfl.aggregation.attacks import a_little, against_mean, gaussian, most_deviations, scaled, within_the_spread
-from rayfl.aggregation.banded_noise import banded_noise
-from rayfl.aggregation.exact_sum import ExactSum, Weighted
+from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.memory import key_of
 from rayfl.aggregation.secure_sum import step_of
-from rayfl.aggregation.tree_noise import Draw, tree_noise
 from rayfl.engine.round_context import RoundContext
-from rayfl.errors import ClientError, MethodError, RunError
+from rayfl.errors import ClientError, MethodError
 from rayfl.messages.aggregation_rule import Known
 from rayfl.messages.aggregators import Mean
 from rayfl.messages.compressors import SecureAggregation
@@ -81,64 +79,6 @@ def check_cohort(context: RoundContext, cohort: Sequence[int], procedure: str) -
             f"privacy: {procedure} is asked of client {others[0]}, who is not of the round's cohort: epsilon "
             "is that of clients that were sampled"
         )
-
-
-def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
-    """Returns the mean of the contributions; where the server adds noise (``privacy``), its private estimate.
-
-    Args:
-        context: of the round.
-        total: sum of the contributions.
-        broadcast: what all clients received.
-    """
-    bound, mean = context.clip_norm, total.mean()
-    if bound is None or context.privacy.local:
-        return mean
-    deviation = context.privacy.sum_noise_of(context.cohort_size) * bound
-    received = private.reference_of(mean, broadcast)
-    return private.released(mean, received, total.count, context.cohort_size, deviation, _noise(context))
-
-
-def _noise(context: RoundContext) -> Draw:
-    privacy, streams, round = context.privacy, context.streams, context.round
-    if privacy.noise == "banded":
-        return banded_noise(streams, round, privacy.bands_of(context.num_clients, context.cohort_size))
-    if privacy.noise != "independent":
-        return tree_noise(streams, round, privacy.tree_rounds, every_node=privacy.noise == "honaker")
-    generator = streams.generator("privacy", round)
-    return lambda path, shape: generator.standard_normal(shape)
-
-
-def next_norm(context: RoundContext, within: int, count: int) -> float | None:
-    """Returns C of the next round; None where it does not move (``privacy.target_quantile``).
-
-    Args:
-        context: of the round.
-        within: how many messages had a change no longer than C.
-        count: messages.
-
-    Raises:
-        RunError: C leaves the range of numbers.
-    """
-    privacy, bound, expected = context.privacy, context.clip_norm, context.cohort_size
-    if bound is None or privacy.target_quantile is None:
-        return None
-    try:
-        return private.following(
-            bound,
-            within,
-            count,
-            expected,
-            quantile=privacy.target_quantile,
-            rate=privacy.clip_lr,
-            deviation=privacy.count_noise_of(expected),
-            generator=context.streams.generator("privacy.count", context.round),
-        )
-    except OverflowError as error:
-        raise RunError(
-            f"privacy.clip_lr={privacy.clip_lr:g}: the clipping norm of round {context.round + 1}, {bound:g}, would "
-            "become too large or too small for a number: lower it"
-        ) from error
 
 
 def combined(

@@ -160,6 +160,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
         parts.partition_hash,
         ended_early=progress.ended_early,
         samples=tuple(sizes[: parts.num_clients, 0].tolist()),
+        parameters=parts.task.network.num_parameters,
         **optional,
     )
 
@@ -203,7 +204,7 @@ def _promises(parts: Parts, sizes: np.ndarray) -> list[str]:
     """Returns what the run promises about its clients and their samples, in words."""
     config, rounds, found = parts.config, parts.config.train.rounds, []
     if config.privacy.noise_multiplier:
-        found.append(client_promise(config, parts.num_clients, rounds))
+        found.append(client_promise(config, parts.num_clients, parts.task.network.num_parameters, rounds))
     if config.privacy.example_noise_multiplier:
         found.append(example_promise(config, sizes[: parts.num_clients, 0].tolist(), rounds, planned=True))
     return found

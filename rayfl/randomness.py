@@ -8,7 +8,7 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``noise``, ``noise.clients``, ``clients``, ``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``,
 ``privacy``,
 ``virtual``, ``posterior``, ``attackers``, ``attack``, ``privacy.count``, ``privacy.example``,
-``privacy.local``,
+``privacy.local``, ``privacy.discrete``, ``privacy.rotation``,
 ``privacy.tree.<tensor>``, ``privacy.banded.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``,
 ``topology``, ``mask``, ``labelled``, ``batches.unlabelled``, ``long_tail``, ``long_tail.order``, ``long_tail.test``,
 ``stages.order``, ``stages.samples``, ``stages.memory``, ``stages.concept``, ``density``, ``contribution``,

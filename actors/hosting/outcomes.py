@@ -116,7 +116,7 @@ def collect(
     """
     if device.type == "cpu" and len(outcomes) == 1:
         return {}, states.items
-    sent = {id: found.tree if isinstance(found, Weighted) else found for id, found in outcomes.items()}
+    sent = {id: found.added if isinstance(found, Weighted) else found for id, found in outcomes.items()}
     trees = {id: tree for id, tree in sent.items() if isinstance(tree, Mapping) and job.kind != "evaluate"}
     changes = [update.tree for update in updates.values() if isinstance(update, Weighted)]
     try:

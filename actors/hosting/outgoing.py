@@ -12,11 +12,14 @@ import torch
 from actors.hosting.equipment import Equipment
 from actors.hosting.job import Job
 from rayfl.aggregation.compression import on_device
+from rayfl.aggregation.discrete_sums import in_tree
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.aggregation.privacy import limited, noised, reference_of
+from rayfl.aggregation.secure_sum import summed_bytes
 from rayfl.diagnosis.device_errors import ran_out_of_memory
 from rayfl.engine.client import Client
 from rayfl.engine.gradients.counted_normals import keyed_normals
+from rayfl.engine.noised_sum import NoisedSum
 from rayfl.engine.transfers import MOVE_BYTES
 from rayfl.errors import MethodError
 from rayfl.messages.compressors import Compressor
@@ -42,6 +45,7 @@ class Outgoing:
     ) -> None:
         self._own, self._job, self._common, self._bound = own, job, common, bound
         self._clients = clients
+        self._noised_sum = NoisedSum.of(replace(own.context, round=job.round))
         self._residuals = {id: client.state.get(RESIDUAL) for id, client in clients.items()}
 
     def sent(self, outcomes: Mapping[int, Any]) -> dict[int, Any]:
@@ -90,6 +94,8 @@ class Outgoing:
         sizes = [found[path].numel() for path in paths]
         if not sum(sizes):
             return outcome
+        if self._noised_sum is not None:
+            return self._in_the_sum(self._noised_sum, client.id, outcome, received)
         change = torch.cat([(found[path] - received[path]).detach().flatten() for path in paths])
         lacking = self._lacking(client.id, dict(zip(paths, sizes, strict=True))) if compressor.error_feedback else {}
         if lacking:
@@ -107,6 +113,33 @@ class Outgoing:
         others = num_bytes({path: leaf for path, leaf in found.items() if path not in set(paths)})
         size += others + compressor.beside(self._own.context.cohort_size)
         return replace(outcome, tree=from_leaves(found), size=size, within=compressor.within(change))
+
+    def _in_the_sum(
+        self, noised: NoisedSum, client: int, message: Weighted, received: Mapping[str, torch.Tensor]
+    ) -> Weighted:
+        """Turns a message into integers with noise (``privacy.mechanism``); its tree is what they alone stand for."""
+        rule, found = noised.rule, dict(sorted(leaves(message.tree)))
+        changes = [leaf.double() - received[path].double() for path, leaf in found.items()]
+        change = torch.cat([one.detach().flatten() for one in changes])
+        if len(change) > (most := self._own.engine.task.network.num_parameters):
+            raise MethodError(
+                f"privacy.mechanism: {self._job.procedure} sends {len(change)} numbers, and epsilon is of the {most} "
+                "parameters of the model"
+            )
+        integers, within = noised.encoded(change, client)
+        shapes = {path: leaf.shape for path, leaf in found.items()}
+        parts = torch.split(noised.alone(integers, len(change)), [leaf.numel() for leaf in found.values()])
+        alone = {
+            path: (received[path] + part.view(shapes[path])).to(found[path].dtype)
+            for path, part in zip(found, parts, strict=True)
+        }
+        return replace(
+            message,
+            tree=from_leaves(alone),
+            size=summed_bytes(len(integers), rule.modulus_bits) + rule.beside(self._own.context.cohort_size),
+            within=within,
+            summand=in_tree(integers, shapes),
+        )
 
     def _lacking(self, client: int, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Returns what a client's earlier messages lacked, by path: a round may send other tensors than the last one.

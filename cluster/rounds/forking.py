@@ -119,6 +119,8 @@ def _config(source: RunFolder, manifest: Manifest, name: str, given: Sequence[tu
     if config.privacy.on:  # epsilon is that of equal rounds
         sampled = ("clients_per_round", "min_clients_per_round", "sampling")
         changed += [f"train.{o}" for o in sampled if getattr(config.train, o) != getattr(source.config.train, o)]
+    if config.privacy.distributed and config.compression != source.config.compression:  # equal levels, too
+        changed.append("compression")
     if config.privacy.of_examples:  # epsilon is that of rounds with equal steps
         steps = ("batch_size", "local_epochs", "min_local_steps", "max_local_steps")
         counted = ("clients_per_round", "min_clients_per_round", "sampling", *steps)

@@ -39,6 +39,7 @@ class Weighted:
         size: bytes that it takes to send, if it is encoded in fewer than its tensors have; None: those of its tensors.
         within: whether the change was within the bound that it was clipped to, a norm or a magnitude of its entries; a
             scalar of bool. None where it was not clipped.
+        summand: what a sum gets in the place of ``tree``, where that cannot be decoded one by one; None: ``tree``.
     """
 
     tree: Tree
@@ -46,6 +47,12 @@ class Weighted:
     group: str = ""
     size: int | None = None
     within: Tensor | None = None
+    summand: Tree | None = None
+
+    @property
+    def added(self) -> Tree:
+        """What a sum gets."""
+        return self.tree if self.summand is None else self.summand
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,10 @@ class Inspected:
         weight = contribution.weight
         if not _is_weight(weight):
             raise ValueError(f"weights must be positive and finite numbers, got {weight!r:.80}")
-        template = _template(contribution.tree)
-        bound = bound_of(largest(contribution.tree, known), weight)
+        template = _template(contribution.added)
+        bound = bound_of(largest(contribution.added, known), weight)
         kept = own_dicts if None not in template.values() else with_floats
-        return cls(Summand(kept(contribution.tree), weight, bound), exactly(weight), template)
+        return cls(Summand(kept(contribution.added), weight, bound), exactly(weight), template)
 
     def fits(self, parts: int) -> bool:
         """Returns whether the sum of n contributions of such magnitudes stays in the fixed-point range."""
@@ -98,7 +105,7 @@ def bound_of(largest: float, weight: Any) -> int:
 
 def too_large(contribution: Weighted) -> str:
     """Returns a message: what in a contribution exceeds the range of a sum, and the fix."""
-    most, path = max((largest({"": leaf}), path) for path, leaf in leaves(contribution.tree))
+    most, path = max((largest({"": leaf}), path) for path, leaf in leaves(contribution.added))
     return f"{path!r} holds up to {most:.3g} and has the weight {contribution.weight:.6g}: {REMEDY}"
 
 

@@ -25,6 +25,11 @@ def shortfall(context: RoundContext, answered: Collection[int]) -> str:
         return f"{len(answered)} clients answer, and aggregator={robust.name} needs {robust.least}"
     if rule is None or not context.asked:
         return ""
+    if context.privacy.distributed and len(answered) < len(context.asked):
+        return (
+            f"{len(answered)} of {len(context.asked)} clients answer, and with "
+            f"privacy.mechanism={context.privacy.mechanism} their noise is less than what epsilon counts on"
+        )
     order = context.streams.generator("secure_sum", context.round).permutation(len(context.asked))
     ring = [context.asked[place] for place in order]
     short = without_enough(ring, answered, rule.neighbours, rule.threshold)

@@ -62,6 +62,13 @@ def check_changes(config: ExperimentConfig, option: str) -> None:
         raise ConfigError(
             f"{option}: it is for changes of one model, of which a mean is taken; {algorithm.name}: {why}"
         )
+    if config.privacy.distributed and config.compression.name == "secure_aggregation":
+        if option == f"compression={config.compression.name}":
+            return
+        raise ConfigError(
+            f"{option}: with privacy.mechanism={config.privacy.mechanism} epsilon counts on the noise of every "
+            "client of a sum, and a message alone has too little of it; leave one out, or set privacy.noise_at=clients"
+        )
     if config.privacy.on and not config.privacy.local:
         raise ConfigError(
             f"{option}: together with noise that the server adds it is not defined; leave one out, or set "

@@ -11,6 +11,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.experiment.client_privacy import client_promise, warn_of_delta
+from rayfl.experiment.noised_sums import check_noised_sum, warn_of_coarse_levels
 from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.private_norm import private_names
 from rayfl.system.config import NoSystem
@@ -56,7 +57,9 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
     if not privacy.noise_multiplier:
         _log.warning("privacy.noise_multiplier is 0: messages are clipped, and nothing is private")
         return
-    if context.cohort_size < context.num_clients and not privacy.local:
+    if privacy.distributed:
+        check_noised_sum(config, context)
+    elif context.cohort_size < context.num_clients and not privacy.local:
         _check_sampling(privacy, train)
     if train.private_norm == "none" and private_names(task.network, "statistics"):
         raise ConfigError(
@@ -75,7 +78,10 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
             privacy.count_noise_of(context.cohort_size), noise, privacy.noise_multiplier,
         )  # fmt: skip
     warn_of_delta("privacy.delta", privacy.delta_of(context.num_clients))
-    _log.info("%s", client_promise(config, context.num_clients, train.rounds))
+    parameters = task.network.num_parameters
+    if privacy.distributed:
+        warn_of_coarse_levels(config, context, parameters)
+    _log.info("%s", client_promise(config, context.num_clients, parameters, train.rounds))
 
 
 def _check_sampling(privacy: PrivacyConfig, train: TrainConfig) -> None:
@@ -100,7 +106,7 @@ def _check_delta(privacy: PrivacyConfig, train: TrainConfig, clients: int) -> No
     empty, delta = without_clients(train, clients, train.rounds), privacy.delta_of(clients)
     if delta >= 1:  # of a single client
         raise ConfigError("privacy.delta: K^-1.1 of one client is 1, which promises nothing: set privacy.delta below 1")
-    if privacy.local:  # each message has its noise, of however few clients
+    if privacy.local or privacy.distributed:  # a round without clients, or of one alone, is no round of these
         return
     if empty > delta / 2:
         raise ConfigError(

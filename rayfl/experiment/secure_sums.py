@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 from rayfl.aggregation.secure_sum import most_weight, shares_needed
@@ -10,12 +11,16 @@ from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.messages.aggregators import Mean
+from rayfl.messages.compressors import SecureAggregation
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.models.private_norm import private_names
 from rayfl.tasks.base import NetworkTask
 
 _NAME = "compression=secure_aggregation"
 _ALONE = ("sign_flip", "gaussian", "scaled")
 """Attacks for which a client need not know what honest ones send."""
+_DEVIATIONS = 4
+"""Standard deviations of clients' noise for which a sum has room, as in the papers' experiments."""
 
 
 def check_secure_sums(
@@ -89,6 +94,8 @@ def _check_modulus(config: ExperimentConfig, context: RoundContext, samples: Seq
     largest = context.cohort_size
     if weights != "uniform":
         largest = sum(heapq.nlargest(context.cohort_size, map(int, samples)))
+    beside = _weight_of_noise(config.privacy, rule)
+    largest += beside
     if largest <= rule.most_weight:
         return
     fewer = [bits for bits in range(2, rule.bits) if most_weight(bits, rule.modulus_bits) >= largest]
@@ -97,7 +104,15 @@ def _check_modulus(config: ExperimentConfig, context: RoundContext, samples: Seq
     fixes += [f"compression.modulus_bits={wider[0]}"] if wider else []
     if weights != "uniform" and context.cohort_size <= rule.most_weight:
         fixes.append("algorithm.aggregation=uniform")
+    noise = f" ({beside} of them for noise of four deviations)" if beside else ""
     raise ConfigError(
-        f"{_NAME}: the weights of a round's clients are up to {largest} in all, and sums with bits={rule.bits} modulo "
-        f"2^{rule.modulus_bits} wrap from {rule.most_weight + 1} on: set {' or '.join(fixes)}"
+        f"{_NAME}: the weights of a round's clients are up to {largest} in all{noise}, and sums with bits={rule.bits} "
+        f"modulo 2^{rule.modulus_bits} wrap from {rule.most_weight + 1} on: set {' or '.join(fixes)}"
     )
+
+
+def _weight_of_noise(privacy: PrivacyConfig, rule: SecureAggregation) -> int:
+    """Returns how many clients could send what the noise of a sum is rarely larger than; 0 without noise of clients."""
+    if not privacy.distributed or privacy.clip_norm is None:
+        return 0
+    return math.ceil(_DEVIATIONS * privacy.noise_multiplier * privacy.clip_norm / rule.clip)

@@ -11,6 +11,7 @@ _CLIP_LR = 0.2
 
 Noise = Literal["independent", "tree", "honaker", "banded"]
 Accountant = Literal["rdp", "prv"]
+Mechanism = Literal["gaussian", "discrete_gaussian", "skellam"]
 
 
 class PrivacyConfig(BaseModel):
@@ -18,7 +19,8 @@ class PrivacyConfig(BaseModel):
 
     The norm of clients' changes may follow a quantile of these (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021).
     Rounds may share noise: that of a tree over them (DP-FTRL; Kairouz et al., ICML 2021), or of a banded matrix
-    (Kalinin and Lampert, NeurIPS 2024). Each client may add noise of its own to its message (local privacy).
+    (Kalinin and Lampert, NeurIPS 2024). Each client may add noise of its own to its message (local privacy), or
+    integers to what a secure sum is made of (Kairouz, Liu, Steinke, ICML 2021; Agarwal, Kairouz, Liu, NeurIPS 2021).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +43,12 @@ class PrivacyConfig(BaseModel):
         "server",
         description="server: it adds noise to the sum of a round's messages, and is trusted with these (central "
         "privacy); clients: each adds noise to its own message before anybody sees it (local privacy)",
+    )
+    mechanism: Mechanism = Field(
+        "gaussian",
+        description="gaussian: normal noise, added as noise_at says; discrete_gaussian, skellam: each of n clients "
+        "adds integers of the standard deviation z C / sqrt(n) to what it sends to compression=secure_aggregation; the "
+        "sum, which is all that the server sees, has noise of z C (distributed privacy)",
     )
     delta: float | None = Field(
         None, gt=0, lt=1, description="of (epsilon, delta)-differential privacy; null: K^-1.1 of K clients"
@@ -116,6 +124,11 @@ class PrivacyConfig(BaseModel):
     def local(self) -> bool:
         """Returns whether each message has noise of its own, so that nobody need be trusted with it."""
         return self.noise_at == "clients"
+
+    @property
+    def distributed(self) -> bool:
+        """Returns whether clients add integers of noise to what a secure sum is made of."""
+        return self.mechanism != "gaussian"
 
     @property
     def of_examples(self) -> bool:
@@ -215,6 +228,29 @@ class PrivacyConfig(BaseModel):
                 "target_quantile: each client would say whether its change is short, which has no noise of its own: "
                 "drop it, or noise_at"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _noise_of_sums(self) -> PrivacyConfig:
+        if not self.distributed:
+            return self
+        option = f"mechanism={self.mechanism}"
+        if not self.noise_multiplier:
+            raise ValueError(f"{option} is what noise is drawn from: set privacy.noise_multiplier, or drop it")
+        if self.local:
+            raise ValueError(
+                f"{option}: each client adds a share of the noise of the sum, and with noise_at=clients that of a "
+                "message: drop one of them"
+            )
+        if self.noise != "independent":
+            raise ValueError(f"{option}: noise={self.noise} is drawn by the server, which adds none: drop one of them")
+        if self.target_quantile is not None:
+            raise ValueError(
+                f"{option}: target_quantile counts the changes up to C with normal noise of the server, which adds "
+                "none: drop one of them"
+            )
+        if self.accountant != "rdp":
+            raise ValueError(f"{option}: accountant={self.accountant} knows normal noise alone: drop accountant")
         return self
 
     @model_validator(mode="after")

@@ -46,7 +46,12 @@ def caveats(run: RunFolder, steps: int, objective: Objective) -> list[str]:
     found, config = [], run.config
     if steps > 1:
         found.append(f"the message is of {steps} local steps, and is taken for one gradient of all samples in them")
-    if config.privacy.noise_multiplier and not config.privacy.local:
+    if config.privacy.distributed:
+        found.append(
+            f"privacy.mechanism={config.privacy.mechanism}: the message has the noise of one client, and epsilon "
+            "is of the sum, which has that of all"
+        )
+    elif config.privacy.noise_multiplier and not config.privacy.local:
         found.append(
             "privacy.noise_multiplier: the server adds that noise to the sum of the messages, so that this message has "
             "none; it is clipped alone. Noise against the server is privacy.noise_at=clients, or "

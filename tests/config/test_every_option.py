@@ -36,6 +36,7 @@ TOGETHER = {
     "PrivacyConfig.delta": {"clip_norm": 1, "noise_multiplier": 1},
     "PrivacyConfig.noise": {"clip_norm": 1, "noise_multiplier": 1},
     "PrivacyConfig.noise_at": {"clip_norm": 1, "noise_multiplier": 1},
+    "PrivacyConfig.mechanism": {"clip_norm": 1, "noise_multiplier": 1},
     "PrivacyConfig.accountant": {"clip_norm": 1, "noise_multiplier": 1},
     "PrivacyConfig.bands": {"clip_norm": 1, "noise_multiplier": 1, "noise": "banded"},
     "PrivacyConfig.tree_rounds": {"clip_norm": 1, "noise_multiplier": 1, "noise": "tree"},
