@@ -73,6 +73,9 @@ class AdaptiveFedAvg(FineTuned):
         zeros = zeros_like(parameters(server["model"], task))
         return {**server, "moments": {"mean": zeros, "variance": 0.0, "ratio": 0.0, "steps": 0}, "factor": 1.0}
 
+    def summed(self, server: Tree) -> Tree:
+        return {"model": server["model"]}
+
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model, factor = server["model"], server["factor"]
         rest = self.remainder(model, cohort, clients)

@@ -183,6 +183,13 @@ class Algorithm(SamplesOfClients, UnlabelledSamples, KeptModels, BaseModel):
         """
         return server
 
+    def summed(self, server: Tree) -> Tree:
+        """Returns what of the server's tree clients' messages are changes of: what is more is counted in epsilon.
+
+        With noise of ``privacy.mechanism`` epsilon depends on how many numbers a message has.
+        """
+        return self.sent(server)
+
     @property
     def objective(self) -> Any:
         """Returns what a local step goes down: a sum of terms (:mod:`rayfl.objectives`).

@@ -62,6 +62,9 @@ class FedACG(FineTuned):
         server = super().init(task, context)
         return {**server, "momentum": zeros_like(parameters(server["model"], task))}
 
+    def summed(self, server: Tree) -> Tree:
+        return {"model": server["model"]}
+
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         model, momentum = server["model"], server["momentum"]
         old = {name: model[name] for name in momentum}

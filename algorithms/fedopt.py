@@ -46,6 +46,9 @@ class FedOpt(FineTuned):
         server = super().init(task, context)
         return {**server, "moments": self.moments(zeros_like(parameters(server["model"], task)))}
 
+    def summed(self, server: Tree) -> Tree:
+        return {"model": server["model"]}
+
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         mean = super().round(server, cohort, clients)["model"]
         moving = server["moments"]["first"]

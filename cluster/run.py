@@ -160,7 +160,7 @@ def _run_alone(parts: Parts, sizes: np.ndarray, lease: Lease, callbacks: Sequenc
         parts.partition_hash,
         ended_early=progress.ended_early,
         samples=tuple(sizes[: parts.num_clients, 0].tolist()),
-        parameters=parts.task.network.num_parameters,
+        summed=parts.summed,
         **optional,
     )
 
@@ -173,7 +173,9 @@ def _continue(parts: Parts, sizes: np.ndarray, recorder: Recorder, callbacks: Se
         hosts = pool.descriptions if isinstance(pool, RayPool) else []
         _check_same_bits(recorder, {host["device"] for host in hosts} or {inline_device(config.cluster.device)})
         clients = hosts_of(pool, config, hosts)
-        federation = Federation(clients, parts.task, parts.context, sizes, config.clients, parts.samples_in)
+        federation = Federation(
+            clients, parts.task, parts.context, sizes, config.clients, parts.samples_in, parts.summed
+        )
         listeners = [*callbacks, *tracking_listeners(parts, recorder, federation)]
         driver = Driver(parts, federation, recorder, listeners, stop)
         for note in sorted({host["note"] for host in hosts} - {""}):
@@ -204,7 +206,7 @@ def _promises(parts: Parts, sizes: np.ndarray) -> list[str]:
     """Returns what the run promises about its clients and their samples, in words."""
     config, rounds, found = parts.config, parts.config.train.rounds, []
     if config.privacy.noise_multiplier:
-        found.append(client_promise(config, parts.num_clients, parts.task.network.num_parameters, rounds))
+        found.append(client_promise(config, parts.num_clients, parts.summed, rounds))
     if config.privacy.example_noise_multiplier:
         found.append(example_promise(config, sizes[: parts.num_clients, 0].tolist(), rounds, planned=True))
     return found

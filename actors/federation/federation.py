@@ -46,6 +46,7 @@ class Federation(Clients):
         sizes: samples by client and split: train, validation, test; of all that may train, then of newcomers.
         policy: how to treat clients that fail; by default the run fails.
         samples_in: gives the training samples n_k of all clients in a round, where that changes.
+        summed: how many numbers a message may have, where epsilon depends on it; 0: any.
 
     Attributes:
         trained_scores: of the models published in this round.
@@ -63,10 +64,11 @@ class Federation(Clients):
         sizes: np.ndarray,
         policy: ClientsConfig | None = None,
         samples_in: Callable[[int], np.ndarray] | None = None,
+        summed: int = 0,
     ) -> None:
         super().__init__(task, context, sizes[:, 0])
         self._hosts = hosts
-        self._samples_in = samples_in
+        self._samples_in, self._summed = samples_in, summed
         self._policy = policy or ClientsConfig()
         self._evaluation = Evaluation(self._hosts, sizes)
         self._trained_splits: tuple[str, ...] = ()
@@ -265,7 +267,7 @@ class Federation(Clients):
                 for group, part in result.totals.items():
                     merge(replies.totals.setdefault(group, ExactSum()), part, job.round, call.procedure)
                 replies.values.update({client: from_numpy(value) for client, value in result.values.items()})
-        check_sum(self._context, call, replies)
+        check_sum(self._context, call, replies, self._summed)
         return replies
 
     def _answers(self, job: Job, call: Call) -> Iterable[JobResult]:

@@ -121,11 +121,6 @@ class Outgoing:
         rule, found = noised.rule, dict(sorted(leaves(message.tree)))
         changes = [leaf.double() - received[path].double() for path, leaf in found.items()]
         change = torch.cat([one.detach().flatten() for one in changes])
-        if len(change) > (most := self._own.engine.task.network.num_parameters):
-            raise MethodError(
-                f"privacy.mechanism: {self._job.procedure} sends {len(change)} numbers, and epsilon is of the {most} "
-                "parameters of the model"
-            )
         integers, within = noised.encoded(change, client)
         shapes = {path: leaf.shape for path, leaf in found.items()}
         parts = torch.split(noised.alone(integers, len(change)), [leaf.numel() for leaf in found.values()])

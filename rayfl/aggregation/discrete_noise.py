@@ -55,14 +55,17 @@ def skellam(generator: np.random.Generator, variance: float, size: int) -> np.nd
         variance: mu, positive.
         size: how many.
     """
-    return _poisson_about(generator, variance / 2, size) - _poisson_about(generator, variance / 2, size)
+    first = _poisson_about(generator, variance / 2, size)
+    found: np.ndarray = first - _poisson_about(generator, variance / 2, size)
+    return found
 
 
 def _poisson_about(generator: np.random.Generator, mean: float, size: int) -> np.ndarray:
     """Returns Poisson numbers minus the whole part of their mean, int64 of shape (size,)."""
     whole = math.floor(mean)
     if mean < _LARGE:
-        return np.asarray(generator.poisson(mean, size)) - whole
+        few: np.ndarray = generator.poisson(mean, size) - whole
+        return few
     rest = mean - whole
     spread = 0.931 + 2.53 * math.sqrt(mean)
     shape = 0.02483 * spread - 0.059

@@ -83,7 +83,7 @@ def gaussian_renyi(
 
 @lru_cache(maxsize=1 << 10)
 def distributed_epsilon(
-    privacy: PrivacyConfig, rule: SecureAggregation, cohort: int, clients: int, parameters: int, times: int
+    privacy: PrivacyConfig, rule: SecureAggregation, cohort: int, clients: int, summed: int, times: int
 ) -> float:
     """Returns epsilon of (epsilon, delta)-differential privacy of a client, against one who sees the rounds' sums.
 
@@ -92,7 +92,7 @@ def distributed_epsilon(
         rule: the section ``compression``; its levels are the integers.
         cohort: n, the clients of a round; the most, where that changes.
         clients: K.
-        parameters: P, of a message; the most that a message may have.
+        summed: P, numbers of a message at most.
         times: in how many rounds the client took part.
 
     Raises:
@@ -103,7 +103,7 @@ def distributed_epsilon(
     if not times:
         return 0.0
     assert privacy.clip_norm is not None
-    step, entries = step_of(rule.clip, rule.bits), padded(parameters)
+    step, entries = step_of(rule.clip, rule.bits), padded(summed)
     norm = rounded_norm(privacy.clip_norm / step, entries)
     total, deviation = rounded_sum(norm, entries), privacy.noise_multiplier * privacy.clip_norm / step
     if privacy.mechanism == "skellam":

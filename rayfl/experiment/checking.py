@@ -93,7 +93,7 @@ def check_parts(parts: Parts) -> np.ndarray:
     if parts.num_unseen:
         check_unseen(parts.config)
     check_system(parts.config, parts.devices, available)
-    check_privacy(parts.config, parts.task, parts.context)
+    check_privacy(parts.config, parts.task, parts.context, lambda: parts.summed)
     check_messages(parts.config, parts.context)
     if parts.schedule is not None and parts.buffered:  # a first plan finds what is wrong with lists and traces
         parts.schedule.plan(0, parts.first_clock(parts.initial_server()))

@@ -18,13 +18,13 @@ _log = logging.getLogger("rayfl")
 _LARGE_DELTA = 0.05
 
 
-def client_epsilon(config: ExperimentConfig, clients: int, parameters: int, rounds: int) -> float:
+def client_epsilon(config: ExperimentConfig, clients: int, summed: int, rounds: int) -> float:
     """Returns epsilon of a client; where each adds noise, of the one that is in the most rounds.
 
     Args:
         config: the experiment; messages have noise.
         clients: K.
-        parameters: of the model.
+        summed: numbers of a message at most, where epsilon depends on it.
         rounds: how many count.
 
     Raises:
@@ -32,10 +32,10 @@ def client_epsilon(config: ExperimentConfig, clients: int, parameters: int, roun
     """
     if not (config.privacy.local or config.privacy.distributed):
         return epsilon(config.privacy, config.train, clients, rounds)
-    return _spent(config, clients, parameters, max(_attendances(config, clients, rounds)))
+    return _spent(config, clients, summed, max(_attendances(config, clients, rounds)))
 
 
-def client_promise(config: ExperimentConfig, clients: int, parameters: int, rounds: int) -> str:
+def client_promise(config: ExperimentConfig, clients: int, summed: int, rounds: int) -> str:
     """Returns what is promised about clients after a number of rounds, in words; see client_epsilon."""
     privacy = config.privacy
     if not (privacy.local or privacy.distributed):
@@ -44,7 +44,7 @@ def client_promise(config: ExperimentConfig, clients: int, parameters: int, roun
         return f"Privacy: {INSTALL} to see epsilon."
     times = _attendances(config, clients, rounds)
     most, middle = max(times), statistics.median_high(times)
-    most_epsilon, middle_epsilon = (_spent(config, clients, parameters, one) for one in (most, middle))
+    most_epsilon, middle_epsilon = (_spent(config, clients, summed, one) for one in (most, middle))
     kind, whom = "local ", "everybody who sees its messages, the server too"
     if privacy.distributed:
         kind, whom = "", "the server, which sees the sum of each round and knows whose it is"
@@ -66,14 +66,14 @@ def warn_of_delta(option: str, delta: float) -> None:
         _log.warning("%s: with a probability of %.2g a client may be promised nothing: set it lower", option, delta)
 
 
-def _spent(config: ExperimentConfig, clients: int, parameters: int, times: int) -> float:
+def _spent(config: ExperimentConfig, clients: int, summed: int, times: int) -> float:
     """Returns epsilon of a client that was in a number of rounds, with the noise that it adds."""
     if config.privacy.local:
         return local_epsilon(config.privacy, clients, times)
     assert isinstance(config.compression, SecureAggregation)
     wanted = config.train.clients_per_round
     cohort = clients if wanted == "all" else min(wanted, clients)
-    return distributed_epsilon(config.privacy, config.compression, cohort, clients, parameters, times)
+    return distributed_epsilon(config.privacy, config.compression, cohort, clients, summed, times)
 
 
 def _attendances(config: ExperimentConfig, clients: int, rounds: int) -> tuple[int, ...]:

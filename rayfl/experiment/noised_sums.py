@@ -42,25 +42,26 @@ def check_noised_sum(config: ExperimentConfig, context: RoundContext) -> None:
         raise ConfigError(f"{option}: sums are exact up to compression.modulus_bits={_WIDEST}: lower it")
 
 
-def warn_of_coarse_levels(config: ExperimentConfig, context: RoundContext, parameters: int) -> None:
+def warn_of_coarse_levels(config: ExperimentConfig, context: RoundContext, summed: int) -> None:
     """Warns of levels so far apart that epsilon is larger than with normal noise of the same size.
 
     Args:
         config: the experiment, which :func:`check_noised_sum` has let pass.
         context: of round 0.
-        parameters: of the model.
+        summed: numbers of a message at most, where epsilon depends on it.
     """
     rule, privacy = context.secure_sum, config.privacy
     assert rule is not None
     rounds = math.ceil(config.train.rounds * context.mean_cohort / context.num_clients)
-    found = distributed_epsilon(privacy, rule, context.cohort_size, context.num_clients, parameters, rounds)
+    found = distributed_epsilon(privacy, rule, context.cohort_size, context.num_clients, summed, rounds)
     # z of a sum counts once where that of a message counts half: two changes of it may differ by twice their length
     normal = privacy.model_copy(
         update={"mechanism": "gaussian", "noise_multiplier": 2 * privacy.noise_multiplier, "noise_at": "clients"}
     )
     if found > _COARSE * (plain := local_epsilon(normal, context.num_clients, rounds)):
         _log.warning(
-            "privacy.mechanism=%s: in %d rounds epsilon is %.3g, and with normal noise of the same size %.3g: levels are "
-            "too far apart for this norm, noise and number of entries: lower compression.clip, or raise compression.bits",
+            "privacy.mechanism=%s: in %d rounds epsilon is %.3g, and with normal noise of the same size %.3g: levels "
+            "are too far apart for this norm, noise and number of entries: lower compression.clip, or raise "
+            "compression.bits",
             privacy.mechanism, rounds, found, plain,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+from torch import Tensor
 
 from rayfl.config.beginning import branch_of
 from rayfl.config.schema import ExperimentConfig
@@ -30,7 +31,7 @@ from rayfl.experiment.copies import copy_of
 from rayfl.experiment.learned import task_of
 from rayfl.experiment.simulated import schedule_of
 from rayfl.models.private_norm import PrivateNorm
-from rayfl.params import Tree, num_bytes
+from rayfl.params import Tree, leaves, num_bytes
 from rayfl.randomness import RandomStreams
 from rayfl.selection.strategies import Uniform
 from rayfl.selection.strategy import Strategy
@@ -213,6 +214,14 @@ class Parts:
         made = self.config.algorithm.init(self.task, self.context)
         check_server(made, self.config.algorithm.init)
         return norm.withheld(made)
+
+    @cached_property
+    def summed(self) -> int:
+        """How many numbers a client's message has at most, where epsilon depends on it; else 0."""
+        if not self.config.privacy.distributed:
+            return 0
+        found = leaves(self.config.algorithm.summed(self.initial_server()))
+        return sum(leaf.numel() for _, leaf in found if isinstance(leaf, Tensor))
 
     @property
     def storage(self) -> Storage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Callable
 
 from rayfl.config.schema import ExperimentConfig
 from rayfl.engine.privacy import INSTALL, without_clients
@@ -20,13 +21,16 @@ from rayfl.tasks.base import NetworkTask
 _log = logging.getLogger("rayfl")
 
 
-def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundContext) -> None:
+def check_privacy(
+    config: ExperimentConfig, task: NetworkTask, context: RoundContext, summed: Callable[[], int]
+) -> None:
     """Refuses a run whose messages cannot be made private as asked, and logs what is promised.
 
     Args:
         config: the experiment.
         task: has the model.
         context: of round 0.
+        summed: returns how many numbers a message has at most, where epsilon depends on it.
 
     Raises:
         ConfigError: naming the option and the fix.
@@ -78,10 +82,9 @@ def check_privacy(config: ExperimentConfig, task: NetworkTask, context: RoundCon
             privacy.count_noise_of(context.cohort_size), noise, privacy.noise_multiplier,
         )  # fmt: skip
     warn_of_delta("privacy.delta", privacy.delta_of(context.num_clients))
-    parameters = task.network.num_parameters
     if privacy.distributed:
-        warn_of_coarse_levels(config, context, parameters)
-    _log.info("%s", client_promise(config, context.num_clients, parameters, train.rounds))
+        warn_of_coarse_levels(config, context, summed())
+    _log.info("%s", client_promise(config, context.num_clients, summed(), train.rounds))
 
 
 def _check_sampling(privacy: PrivacyConfig, train: TrainConfig) -> None:

@@ -28,7 +28,7 @@ class Result:
         rounds_completed: rounds done.
         ended_early: whether the run ended before its last round (``early_stopping``).
         samples: training samples of each client that may train.
-        parameters: of the model.
+        summed: numbers of a client's message at most, where epsilon depends on it; else 0.
         contributions: what clients have contributed, schema
             ``rayfl.results.contributions.CONTRIBUTIONS_SCHEMA``; empty without the section ``contribution``.
         partition: SHA-256 of who owns which sample (``partition.parquet`` in the folder).
@@ -47,7 +47,7 @@ class Result:
     ended_early: bool = False
     samples: tuple[int, ...] = ()
     contributions: pa.Table = field(default_factory=CONTRIBUTIONS_SCHEMA.empty_table)
-    parameters: int = 0
+    summed: int = 0
 
     @property
     def epsilon(self) -> float | None:
@@ -61,7 +61,7 @@ class Result:
         clients = recorded_clients(self.rounds)
         if not self.config.privacy.noise_multiplier or clients is None:
             return None
-        return client_epsilon(self.config, clients, self.parameters, self.rounds_completed)
+        return client_epsilon(self.config, clients, self.summed, self.rounds_completed)
 
     @property
     def example_epsilons(self) -> list[float] | None:

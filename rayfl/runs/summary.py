@@ -39,7 +39,7 @@ def summary_table(result: Result) -> Table:
     captions = ["* chosen on test data, as some papers do: not a fair estimate"] if marked else []
     privacy = result.config.privacy
     if privacy.noise_multiplier and everybody is not None:
-        captions.append(client_promise(result.config, everybody, result.parameters, result.rounds_completed))
+        captions.append(client_promise(result.config, everybody, result.summed, result.rounds_completed))
     if privacy.example_noise_multiplier and result.samples:
         captions.append(example_promise(result.config, result.samples, result.rounds_completed, planned=False))
     table = Table(

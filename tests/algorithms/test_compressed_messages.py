@@ -22,6 +22,7 @@ from rayfl.engine.client import Client
 from rayfl.errors import ClientError, ConfigError, MethodError
 from rayfl.experiment.parts import Parts
 from rayfl.messages.compressors import Compressor, NoCompression, Quantize, RandomK, SecureAggregation, Sign, TopK
+from rayfl.messages.privacy import PrivacyConfig
 from rayfl.params import Tree, leaves, num_bytes, subtract
 from rayfl.randomness import RandomStreams
 from tests.algorithms.test_privacy import PRIVATE, Talkative, uniform
@@ -221,3 +222,21 @@ def test_what_older_releases_kept_goes_on() -> None:
     state: dict[str, Any] = {RESIDUAL: torch.tensor([0.0, 0.0, 2.0, 1.0])}
     assert sent_in_turn(state, {"b": torch.zeros(4)}) == [{"b": [0.0, 0.0, 2.0, 1.0]}]
     assert sent_in_turn({RESIDUAL: torch.ones(3)}, {"b": torch.zeros(4)}) == [{"b": [0.0] * 4}]
+
+
+@pytest.mark.two_cases
+@of_kinds(PRIVATE)
+def test_every_private_method_goes_on_with_integers_of_noise(case: Case) -> None:
+    noise = PrivacyConfig(clip_norm=0.5, noise_multiplier=0.1, mechanism="skellam")
+    chosen = replace(case, algorithm=uniform(case))
+    rule = SecureAggregation(clip=0.5, bits=16)
+    one, several = (toy_of(chosen, compression=rule, privacy=noise, hosts=hosts) for hosts in (1, 3))
+    # No message is longer than what epsilon is counted for: it would end the round.
+    counted = [leaf for _, leaf in leaves(chosen.algorithm.summed(one.server)) if isinstance(leaf, torch.Tensor)]
+    one.federation._summed = sum(leaf.numel() for leaf in counted)
+    for _ in range(2):
+        assert_equal(one.step(), several.step())
+    assert_equal(one.states(), several.states())
+    one.federation._summed = 1
+    with pytest.raises(MethodError, match=r"and epsilon is for 1 at most: the method's function summed"):
+        one.step()

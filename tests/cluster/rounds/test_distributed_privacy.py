@@ -17,6 +17,7 @@ import rayfl
 from algorithms.ditto import Ditto
 from algorithms.fedavg import FedAvg
 from algorithms.registry import METHODS, Experiment
+from cluster.rounds.forking import fork
 from rayfl import Client
 from rayfl.config.loading import load_config
 from rayfl.engine.discrete_accounting import distributed_epsilon
@@ -116,7 +117,6 @@ def test_any_number_of_hosts_gives_the_same_bits_and_a_stack_the_same_up_to_roun
     for _ in range(2):
         looped = one.step()
         assert_equal(looped, several.step())
-        # Where a rounding falls on the other side, an entry of the rotation has one level more.
         assert_close(looped, stacked.step(), atol=1e-8)
 
 
@@ -133,12 +133,14 @@ def test_an_interrupted_run_continues_to_the_same_bits_and_says_epsilon(tmp_path
     most = max(clients.count(client) for client in clients)
     rule = result.config.compression
     assert isinstance(rule, SecureAggregation)
-    assert result.epsilon == distributed_epsilon(result.config.privacy, rule, 3, 5, result.parameters, most)
+    assert result.epsilon == distributed_epsilon(result.config.privacy, rule, 3, 5, result.summed, most)
     written = io.StringIO()
     Console(file=written, width=400).print(summary_table(result))
     said = f"epsilon = {result.epsilon:.2f} for the client that is in most of the 4 rounds ({most})"
     assert said in (printed := " ".join(written.getvalue().split()))
     assert "against the server, which sees the sum of each round and knows whose it is" in printed
+    with pytest.raises(ConfigError, match="compression: a fork goes on with"):
+        fork(result.path, "forked", None, {"compression.bits": 9})
     told = caveats(open_run(result.path, Experiment), 1, "cosine")
     assert any("the message has the noise of one client" in line for line in told)
 
