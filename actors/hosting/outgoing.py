@@ -78,7 +78,7 @@ class Outgoing:
     def _compressed(self, client: Client, outcome: Any) -> Any:
         """Compresses the parameters of a message (``compression``); running statistics are sent as they are."""
         compressor = self._own.context.compression
-        if not isinstance(compressor, Compressor) or not self._is_message(outcome):
+        if not isinstance(compressor, Compressor) or not self._is_message(outcome) or self._noised_sum is not None:
             return outcome
         try:
             received = reference_of(outcome.tree, self._common)
@@ -94,8 +94,6 @@ class Outgoing:
         sizes = [found[path].numel() for path in paths]
         if not sum(sizes):
             return outcome
-        if self._noised_sum is not None:
-            return self._in_the_sum(self._noised_sum, client.id, outcome, received)
         change = torch.cat([(found[path] - received[path]).detach().flatten() for path in paths])
         lacking = self._lacking(client.id, dict(zip(paths, sizes, strict=True))) if compressor.error_feedback else {}
         if lacking:
@@ -113,28 +111,6 @@ class Outgoing:
         others = num_bytes({path: leaf for path, leaf in found.items() if path not in set(paths)})
         size += others + compressor.beside(self._own.context.cohort_size)
         return replace(outcome, tree=from_leaves(found), size=size, within=compressor.within(change))
-
-    def _in_the_sum(
-        self, noised: NoisedSum, client: int, message: Weighted, received: Mapping[str, torch.Tensor]
-    ) -> Weighted:
-        """Turns a message into integers with noise (``privacy.mechanism``); its tree is what they alone stand for."""
-        rule, found = noised.rule, dict(sorted(leaves(message.tree)))
-        changes = [leaf.double() - received[path].double() for path, leaf in found.items()]
-        change = torch.cat([one.detach().flatten() for one in changes])
-        integers, within = noised.encoded(change, client)
-        shapes = {path: leaf.shape for path, leaf in found.items()}
-        parts = torch.split(noised.alone(integers, len(change)), [leaf.numel() for leaf in found.values()])
-        alone = {
-            path: (received[path] + part.view(shapes[path])).to(found[path].dtype)
-            for path, part in zip(found, parts, strict=True)
-        }
-        return replace(
-            message,
-            tree=from_leaves(alone),
-            size=summed_bytes(len(integers), rule.modulus_bits) + rule.beside(self._own.context.cohort_size),
-            within=within,
-            summand=in_tree(integers, shapes),
-        )
 
     def _lacking(self, client: int, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Returns what a client's earlier messages lacked, by path: a round may send other tensors than the last one.
@@ -180,12 +156,38 @@ class Outgoing:
 
     def _noised(self, ids: Sequence[int], messages: list[Weighted], bound: float, size: int) -> list[Weighted]:
         privacy, streams = self._own.context.privacy, self._own.context.streams
+        if self._noised_sum is not None:
+            return self._in_the_sum(self._noised_sum, ids, messages)
         if not privacy.local:
             return messages
         keys = np.array([streams.integer("privacy.local", self._job.round, id) for id in ids])
         noise = keyed_normals(on_device(keys, self._own.engine.device), size, torch.float64)
         trees = noised([message.tree for message in messages], privacy.noise_multiplier * bound, noise)
         return [replace(message, tree=tree) for message, tree in zip(messages, trees, strict=True)]
+
+    def _in_the_sum(self, noised: NoisedSum, ids: Sequence[int], messages: list[Weighted]) -> list[Weighted]:
+        """Turns messages into integers with noise (``privacy.mechanism``); trees are what these stand for alone."""
+        received = dict(sorted(reference_of(messages[0].tree, self._common).items()))
+        trees = [dict(leaves(message.tree)) for message in messages]
+        rows = {path: torch.stack([tree[path] for tree in trees]) for path in received}
+        changes = [(rows[path].double() - received[path].double()).flatten(1) for path in received]
+        integers, within = noised.encoded(torch.cat(changes, 1).detach(), ids)
+        sizes = [change.shape[1] for change in changes]
+        parts = zip(received, torch.split(noised.alone(integers, sum(sizes)), sizes, dim=1), strict=True)
+        alone = {path: (received[path] + part.view_as(rows[path])).to(received[path].dtype) for path, part in parts}
+        size = summed_bytes(integers.shape[1], noised.rule.modulus_bits)
+        size += noised.rule.beside(self._own.context.cohort_size)
+        shapes = {path: leaf.shape for path, leaf in received.items()}
+        return [
+            replace(
+                message,
+                tree=from_leaves({path: leaf[place] for path, leaf in alone.items()}),
+                size=size,
+                within=within[place],
+                summand=in_tree(integers[place], shapes),
+            )
+            for place, message in enumerate(messages)
+        ]
 
     def _is_message(self, outcome: Any) -> bool:
         return self._job.kind in ("mean", "each") and isinstance(outcome, Weighted)

@@ -14,7 +14,7 @@ read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -52,58 +52,63 @@ def rounded_sum(norm: float, entries: int) -> float:
 
 
 def hadamard(values: Tensor) -> Tensor:
-    """Returns a vector times the Hadamard matrix, divided by the root of its length: an isometry, its own inverse.
+    """Returns vectors times the Hadamard matrix, divided by the root of d: an isometry, its own inverse.
 
     Args:
-        values: float64 of shape (d,), d a power of 2.
+        values: float64 of shape (N, d), d a power of 2.
     """
-    found, half = values, 1
-    while half < len(values):
-        first, second = found.view(-1, 2, half).unbind(1)
-        found, half = torch.stack([first + second, first - second], 1).flatten(), 2 * half
-    return found / math.sqrt(len(values))
+    found, half, (count, size) = values, 1, values.shape
+    while half < size:
+        first, second = found.view(count, -1, 2, half).unbind(2)
+        found, half = torch.stack([first + second, first - second], 2).view(count, size), 2 * half
+    return found / math.sqrt(size)
 
 
-def rotated(change: Tensor, signs: Tensor) -> Tensor:
-    """Returns H D x of a change x with zeros appended: D are random signs, H the matrix of :func:`hadamard`.
+def rotated(changes: Tensor, signs: Tensor) -> Tensor:
+    """Returns H D x of changes x with zeros appended: D are random signs, H the matrix of :func:`hadamard`.
 
     Args:
-        change: float64 of shape (P,).
+        changes: float64 of shape (N, P).
         signs: 1 or -1, shape (d,), d = ``padded(P)``.
     """
-    return hadamard(signs * torch.nn.functional.pad(change, (0, len(signs) - len(change))))
+    return hadamard(signs * torch.nn.functional.pad(changes, (0, len(signs) - changes.shape[1])))
 
 
 def turned_back(values: Tensor, signs: Tensor, entries: int) -> Tensor:
-    """Returns the change of ``entries`` numbers of which :func:`rotated` has made these values."""
-    return (signs * hadamard(values))[:entries]
+    """Returns the changes of ``entries`` numbers of which :func:`rotated` has made these values."""
+    return (signs * hadamard(values))[:, :entries]
 
 
-def shortened(change: Tensor, norm: float) -> Tensor:
-    """Returns a change, float64, as long as ``norm`` at most."""
-    factor: Tensor = (norm / change.norm()).clamp(max=1)  # a change of zero has the factor min(inf, 1)
-    return change * factor
+def shortened(changes: Tensor, norm: float) -> Tensor:
+    """Returns changes, float64 of shape (N, P), as long as ``norm`` at most."""
+    factors = (norm / _lengths(changes)).clamp(max=1)  # a change of zero has the factor min(inf, 1)
+    return changes * factors[:, None]
 
 
-def in_integers(values: Tensor, norm: float, generator: np.random.Generator) -> Tensor:
+def in_integers(values: Tensor, norm: float, generators: Sequence[np.random.Generator]) -> Tensor:
     """Returns values rounded at random to neighbouring integers, until they are no longer than ``rounded_norm``.
 
-    Values that are not finite stay, so that they are found.
+    Values that are no numbers stay, so that they are found.
 
     Args:
-        values: float64 of shape (d,), in steps.
-        norm: the largest norm that they may have.
-        generator: draws one number an entry, once more for each further rounding.
+        values: float64 of shape (N, d), in steps.
+        norm: the largest norm that each of the N may have.
+        generators: of each; draws a number for each entry, and others for each further rounding.
     """
-    longest = rounded_norm(norm, len(values))
-    while True:
-        draws = on_device(generator.random(len(values)), values.device)
-        found = (values + draws).floor()
-        length = float(found.norm())
-        if not math.isfinite(length):
-            return values
-        if length <= longest:
-            return found
+    longest, size = rounded_norm(norm, values.shape[1]), values.shape[1]
+    found, again = values, list(range(len(values)))
+    while again:
+        draws = on_device(np.stack([generators[one].random(size) for one in again]), values.device)
+        first = len(again) == len(values)
+        rolled = ((values if first else values[again]) + draws).floor()
+        found = rolled if first else found.index_copy(0, torch.tensor(again, device=values.device), rolled)
+        too_long = (_lengths(rolled) > longest).tolist()  # waits for a device once, for all of them
+        again = [one for one, more in zip(again, too_long, strict=True) if more]
+    return found
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    return rows.square().sum(1).sqrt()
 
 
 def wrapped(total: Tensor, modulus_bits: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,27 +58,25 @@ class NoisedSum:
         """gamma, the distance of two levels."""
         return step_of(self.rule.clip, self.rule.bits)
 
-    def encoded(self, change: Tensor, client: int) -> tuple[Tensor, Tensor]:
-        """Returns what a client adds to the sum, before it is taken modulo 2^M; and whether no entry was clipped.
+    def encoded(self, changes: Tensor, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns what clients add to the sum, before it is taken modulo 2^M; and of whom no entry was clipped.
 
         The sum of numbers modulo 2^M is that of the numbers, modulo 2^M. Without it it can be seen what wraps.
 
         Args:
-            change: of shape (P,).
-            client: its id.
+            changes: of shape (N, P).
+            clients: their ids.
 
         Returns:
-            Integers as float64 of shape (d,), and a scalar of bool.
+            Integers as float64 of shape (N, d), and bool of shape (N,).
         """
-        signs = self.signs(len(change), change.device)
-        values = rotated(shortened(change.double(), self.norm), signs) / self.step
+        signs = self.signs(changes.shape[1], changes.device)
+        values = rotated(shortened(changes.double(), self.norm), signs) / self.step
         most = 2.0 ** (self.rule.bits - 1)
-        within = (values.abs() <= most).all()
-        generator = self.streams.generator("compression", self.round, client)
-        # Of entries that are not finite nothing is clipped, so that they are found.
-        values = torch.where(values.isfinite(), values.clamp(-most, most), values)
-        integers = in_integers(values, self.norm / self.step, generator)
-        return integers + on_device(self._noise(client, len(signs)).astype(np.float64), change.device), within
+        generators = [self.streams.generator("compression", self.round, client) for client in clients]
+        integers = in_integers(values.clamp(-most, most), self.norm / self.step, generators)
+        noise = np.stack([self._noise(client, len(signs)) for client in clients]).astype(np.float64)
+        return integers + on_device(noise, changes.device), (values.abs() <= most).all(1)
 
     def decoded(self, total: Tensor, count: int, entries: int) -> Tensor:
         """Returns the mean change of clients, float64 of shape (P,), and says how many entries of the sum wrapped.
@@ -93,10 +92,10 @@ class NoisedSum:
                 "compression.modulus_bits=%d: in round %d %d of %d entries of the sum wrapped",
                 self.rule.modulus_bits, self.round + 1, lost, len(total),
             )  # fmt: skip
-        return self.alone(found, entries) / count
+        return self.alone(found[None], entries)[0] / count
 
     def alone(self, integers: Tensor, entries: int) -> Tensor:
-        """Returns the change that integers of shape (d,) stand for, float64 of shape (P,)."""
+        """Returns the changes that integers of shape (N, d) stand for, float64 of shape (N, P)."""
         return turned_back(integers, self.signs(entries, integers.device), entries) * self.step
 
     def signs(self, entries: int, device: torch.device) -> Tensor:

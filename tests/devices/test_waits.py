@@ -257,6 +257,15 @@ def test_sections_make_the_host_wait_no_oftener_for_more_clients(sections: dict[
 
 
 @pytest.mark.slow
+def test_integers_of_noise_are_waited_for_together() -> None:
+    """Once for all roundings of a stack, and once more for those that were too long."""
+    privacy = PrivacyConfig(clip_norm=0.1, noise_multiplier=1, mechanism="skellam")
+    method, rule = partial(FedAvg, aggregation="uniform"), SecureAggregation()
+    few, many = (sum(counted(method, n, privacy=privacy, compression=rule).waits.values()) for n in (4, 20))
+    assert many - few <= 6
+
+
+@pytest.mark.slow
 def test_messages_are_clipped_and_noised_together() -> None:
     """More clients are more launches for what is done to each alone, which is none of it."""
     method = partial(FedAvg, aggregation="uniform")
