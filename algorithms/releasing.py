@@ -28,7 +28,7 @@ def released(context: RoundContext, total: ExactSum, broadcast: Tree) -> Tree:
     bound, mean = context.clip_norm, total.mean()
     if bound is None or context.privacy.local:
         return mean
-    if (noised := NoisedSum.of(context)) is not None:
+    if (noised := NoisedSum.of(context, context.round)) is not None:
         return _out_of_the_sum(noised, mean, total.count, broadcast)
     deviation = context.privacy.sum_noise_of(context.cohort_size) * bound
     received = private.reference_of(mean, broadcast)

@@ -45,7 +45,7 @@ class Outgoing:
     ) -> None:
         self._own, self._job, self._common, self._bound = own, job, common, bound
         self._clients = clients
-        self._noised_sum = NoisedSum.of(replace(own.context, round=job.round))
+        self._noised_sum = NoisedSum.of(own.context, job.round) if own.context.secure_sum else None
         self._residuals = {id: client.state.get(RESIDUAL) for id, client in clients.items()}
 
     def sent(self, outcomes: Mapping[int, Any]) -> dict[int, Any]:

@@ -44,14 +44,14 @@ class NoisedSum:
     streams: RandomStreams
 
     @classmethod
-    def of(cls, context: RoundContext) -> NoisedSum | None:
-        """Returns the sum of a round; None where noise is not added in this way."""
+    def of(cls, context: RoundContext, round: int) -> NoisedSum | None:
+        """Returns the sum of a round, 0-indexed; None where noise is not added in this way."""
         privacy, rule = context.privacy, context.secure_sum
         if not privacy.distributed or rule is None or privacy.clip_norm is None:
             return None
-        count = len(context.cohort(context.round))
+        count = len(context.cohort(round))
         deviation = privacy.noise_multiplier * privacy.clip_norm / math.sqrt(max(count, 1))
-        return cls(rule, privacy.mechanism, privacy.clip_norm, deviation, context.round, context.streams)
+        return cls(rule, privacy.mechanism, privacy.clip_norm, deviation, round, context.streams)
 
     @property
     def step(self) -> float:
