@@ -170,7 +170,7 @@ class Outgoing:
         received = dict(sorted(reference_of(messages[0].tree, self._common).items()))
         trees = [dict(leaves(message.tree)) for message in messages]
         rows = {path: torch.stack([tree[path] for tree in trees]) for path in received}
-        changes = [(rows[path].double() - received[path].double()).flatten(1) for path in received]
+        changes = [(rows[path].double() - received[path].double()).reshape(len(ids), -1) for path in received]
         integers, within = noised.encoded(torch.cat(changes, 1).detach(), ids)
         sizes = [change.shape[1] for change in changes]
         parts = zip(received, torch.split(noised.alone(integers, sum(sizes)), sizes, dim=1), strict=True)
