@@ -41,6 +41,7 @@ _FIXED = (
     "holdout",
     "noise",
     "labelled",
+    "stages",
     "task",
     "model",
     "system",

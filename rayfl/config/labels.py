@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import combinations
 from typing import Any
 
@@ -11,6 +11,8 @@ from rayfl.config.differences import ABSENT, text_of, varied
 
 LONGEST = 40
 """Characters of a label, from which on it is shortened."""
+
+_NAME = "name"
 
 _SHORT = 12
 """Characters of a value that is never shortened."""
@@ -30,22 +32,28 @@ def labels(contents: Sequence[Mapping[str, Any]], longest: int = LONGEST) -> lis
         contents: plain data with all values resolved.
         longest: characters of the options of a configuration, joined by a comma and a blank.
     """
-    options = _named(varied(contents))
+    found = varied(contents)
+    options = dict(zip(_short_names(list(found)), found.values(), strict=True))
     whole = {name: [_text(value) for value in values] for name, values in options.items()}
     if _length(whole) <= longest:
         return _parts(whole, len(contents))
     short = {name: _shortened(values) for name, values in options.items()}
     if _length(short) > longest:
-        short = {name: short[name] for name in short if name in _separating(short)}
+        heads = {name for path, name in zip(found, options, strict=True) if path.endswith(f".{_NAME}")}
+        kept = _separating(short, heads)
+        short = {name: short[name] for name in short if name in kept}
     return _parts(short, len(contents))
 
 
-def _named(options: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Returns the values by the last part of the path, or by the whole path where that part comes twice."""
-    ends = [path.rpartition(".")[2] for path in options]
-    return {
-        end if ends.count(end) == 1 else path: values for end, (path, values) in zip(ends, options.items(), strict=True)
-    }
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """Returns the last part of each path, or the whole path where that part comes twice; no two are equal.
+
+    The name of a section stands for the section, as in a command (``compression=sign``).
+    """
+    sections = [path.removesuffix(f".{_NAME}") for path in paths]
+    ends = [section.rpartition(".")[2] for section in sections]
+    whole = [section if sections.count(section) == 1 else path for path, section in zip(paths, sections, strict=True)]
+    return [end if ends.count(end) == 1 else path for end, path in zip(ends, whole, strict=True)]
 
 
 def _parts(texts: Mapping[str, Sequence[str]], number: int) -> list[list[str]]:
@@ -86,17 +94,19 @@ def _without_common(texts: Sequence[str]) -> list[str]:
     return ["…" * (first > 0) + "".join(found[first : len(found) - last]) + "…" * (last > 0) for found in words]
 
 
-def _separating(texts: Mapping[str, Sequence[str]]) -> set[str]:
+def _separating(texts: Mapping[str, Sequence[str]], heads: Set[str]) -> set[str]:
     """Returns options that together separate all configurations which all options separate.
 
-    The option that separates most of those still alike comes first; of equal ones the shortest.
+    The option that separates most of those still alike comes first; of equal ones the name of a section, which says
+    what the section's other options are about, then the shortest.
     """
     number = len(next(iter(texts.values())))
     alike = {pair for pair in combinations(range(number), 2) if any(v[pair[0]] != v[pair[1]] for v in texts.values())}
     kept: set[str] = set()
     while alike:
         told = {name: {pair for pair in alike if v[pair[0]] != v[pair[1]]} for name, v in texts.items()}
-        best = max(told, key=lambda name: (len(told[name]), -len(name) - max(map(len, texts[name]))))
+        length = {name: len(name) + max(map(len, values)) for name, values in texts.items()}
+        best = max(told, key=lambda name: (len(told[name]), name in heads, -length[name]))
         kept.add(best)
         alike -= told[best]
     return kept

@@ -13,12 +13,17 @@ from rayfl.config.differences import ABSENT, text_of, varied
 from rayfl.config.identity import FREE
 from rayfl.config.labels import labels
 from rayfl.config.redaction import redacted
+from rayfl.data.partitions.stage import NoStages
+from rayfl.data.partitions.stages import recorded_stages
 from rayfl.errors import RunError
 from rayfl.runs.loading import Run
+from rayfl.runs.rows import final_rows
 
 _DATA = ("dataset", "partition", "long_tail", "holdout")
-_DRIFTS = ("rotation", "labels")
-"""Kinds of stages whose test samples are others than those of the source."""
+_ARRIVALS, _DRIFTS = ("classes", "domains"), ("rotation", "labels")
+"""Kinds of stages whose test samples are not all there, or are others than those of the source, from some stage on."""
+_NOT_OF_TESTS = {"count", "rounds", "memory"}
+"""Options of stages that have no part in which test samples there are in a stage, and what they are like."""
 _PLACES = {"root", "path", "manifest"}
 """Fields of a data set that say where it lies."""
 
@@ -139,7 +144,8 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     for members in groups:
         run = members[0]
         same = [other[0] for other in groups if other[0].title == run.title]
-        names.append(run.title + (f" ({_apart(run, same)})" if len(same) > 1 else ""))
+        apart = _apart(run, same) if len(same) > 1 else ""
+        names.append(f"{run.title} ({apart})" if apart else run.title)
     return [
         name if names.count(name) == 1 else f"{name} [{members[0].name}]"
         for name, members in zip(names, groups, strict=True)
@@ -148,8 +154,7 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 def _apart(run: Run, others: Sequence[Run]) -> str:
     found = labels([redacted(_identity(other)) for other in others])[others.index(run)]
-    parts = found if run.finished else [*found, "unfinished"]
-    return ", ".join(parts) or run.name
+    return ", ".join(found if run.finished else [*found, "unfinished"])
 
 
 def _identity(run: Run) -> dict[str, Any]:
@@ -162,13 +167,24 @@ def _data(run: Run) -> dict[str, Any]:
     dataset = sections["dataset"]
     if isinstance(dataset, Mapping):
         sections["dataset"] = {key: value for key, value in dataset.items() if key not in _PLACES}
-    return {**sections, "stages": drift_of(run)}
+    held = {"unseen_clients": config.get("evaluation", {}).get("unseen_clients", 0.0)}
+    return {**sections, "evaluation": held, "stages": drift_of(run)}
 
 
 def drift_of(run: Run) -> Any:
-    """Returns what says how samples, or their labels, have changed by the end; None for those that only arrive."""
-    stages = run.content.get("stages", {})
-    return stages if stages.get("name") in _DRIFTS else None
+    """Returns what says which test samples the last evaluation had, and what they are like; None: those of the source.
+
+    Classes and domains of later stages are not there yet in a run that has not come so far.
+    """
+    section, stages = run.content.get("stages", {}), recorded_stages(run.content)
+    stage = stages.stage_of(max((row["round"] for row in final_rows(run.rounds, run.measured)), default=1) - 1)
+    if isinstance(stages, NoStages) or stages.name not in (*_ARRIVALS, *_DRIFTS):
+        return None
+    if stage == (stages.count - 1 if stages.name in _ARRIVALS else 0):
+        return None
+    needed = {"count"} if stages.name in _ARRIVALS else set()
+    kept = {key: value for key, value in section.items() if key not in _NOT_OF_TESTS - needed}
+    return {**kept, "stage": stage + 1}
 
 
 def _samples(run: Run) -> dict[str, Any]:

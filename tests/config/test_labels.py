@@ -54,6 +54,13 @@ def test_two_options_of_one_name_have_their_sections() -> None:
     assert found == [["train.lr=0.1", "algorithm.lr=1"], ["train.lr=0.2", "algorithm.lr=2"]]
 
 
+def test_sections_are_told_apart_by_their_names_and_not_by_what_these_need() -> None:
+    sections = ({"name": "none"}, {"name": "levels", "bits": 8, "error_feedback": False, "rounding": "at random"})
+    assert labels([{"compression": one} for one in sections]) == [["compression=none"], ["compression=levels"]]
+    schedules = labels([{"train": {"schedule": one}} for one in (None, {"name": "step", "every": 2})])
+    assert schedules == [["train.schedule.name=none"], ["train.schedule.name=step"]]
+
+
 VALUES = st.one_of(st.floats(0, 1), st.integers(0, 3), st.text("ab/", max_size=30), st.lists(st.integers(0, 2)))
 
 

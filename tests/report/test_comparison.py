@@ -213,6 +213,22 @@ def test_samples_that_drift_otherwise_are_other_data_and_those_that_arrive_are_n
     kept = configured(copied("superfed-mm-0", "kept"), stages={**classes, "memory": 20})
     compare([plain, kept, configured(copied("superfed-mm-0", "lost"), stages={**classes, "memory": 0})])
     compare([drifted, configured(copied("fedavg-0", "alike"), stages={**turned, "degrees": 30.0})])
+    # of two stages the second never comes
+    early = configured(copied("superfed-mm-0", "early"), stages={**classes, "rounds": 9})
+    with pytest.raises(RunError, match=r"made on different data .*stages.*classes"):
+        compare([plain, early])
+    compare([early, configured(copied("fedavg-0", "as-early"), stages={**classes, "rounds": 7, "memory": 20})])
+    with pytest.raises(RunError, match=r"stages\.stage: 2 and 4"):
+        compare([drifted, configured(copied("fedavg-0", "later"), stages={**turned, "count": 9, "degrees": 30.0})])
+
+
+def test_runs_that_hold_clients_out_are_on_other_data_whatever_their_seeds(copied: Copied, runs: list[Run]) -> None:
+    folder = copied("superfed-mm-1")
+    pq.write_table(pq.read_table(folder / "partition.parquet").slice(1), folder / "partition.parquet")
+    held = configured(folder, evaluation={"unseen_clients": 0.2})
+    for run in runs[:2]:
+        with pytest.raises(RunError, match=r"evaluation\.unseen_clients: 0\.0 and 0\.2"):
+            compare([run, held])
 
 
 def test_equal_places_in_other_data_are_other_samples(copied: Copied) -> None:

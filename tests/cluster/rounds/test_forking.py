@@ -82,6 +82,7 @@ def test_a_fork_goes_on_with_other_options_and_more_rounds(tmp_path: Path) -> No
         (["algorithm=fedprox"], "algorithm: a fork goes on"),
         (["model.hidden=[9]"], "model: a fork goes on"),
         (["task.metrics=[f1_macro]"], "task: a fork goes on"),
+        (["stages.name=samples", "stages.count=2", "stages.rounds=3"], "stages: a fork goes on"),
         (["train.optimizer=adam", "train.momentum=0"], r"train\.optimizer: a fork goes on"),
         (["train.persist_optimizer=true"], r"train\.persist_optimizer: a fork goes on"),
         (["train.rounds=2"], r"train\.rounds=2, but the fork begins after round 2"),
