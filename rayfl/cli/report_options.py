@@ -99,7 +99,7 @@ def wanted_of(
         papers: whether the default is each method's personalized model, as papers print it.
 
     Raises:
-        ConfigError: no run has such a column.
+        ConfigError: a run has no such column.
     """
     from rayfl.naming.spelling import nearest
     from rayfl.report.columns import columns_of
@@ -109,6 +109,12 @@ def wanted_of(
     known = columns_of(runs) if metrics else {}
     for name in metrics or ():
         if name not in known:
+            lacking = [run.uri for run in runs if name not in columns_of([run])]
+            if len(lacking) < len(runs):
+                raise ConfigError(
+                    f"--metric {name}: not all runs have this column, {', '.join(lacking[:3])} not: leave such runs "
+                    f"out, or choose one of {', '.join(known)}"
+                )
             raise ConfigError(
                 f"--metric {name}: there is no such column{nearest(name, known)}; there are {', '.join(known)}"
             )

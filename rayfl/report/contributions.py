@@ -10,7 +10,7 @@ from rayfl.metrics import Metric
 from rayfl.plots.style import colour, whole_numbers
 from rayfl.report.blocks import Block, Cell, Column, Facts, Table, figures, number
 from rayfl.report.drawing import FAINT, Drawing, table_of
-from rayfl.results.contributions import COSINE, Contributions, contributions_of
+from rayfl.results.contributions import COSINE, Contributions, contributions_of, rows_that_count
 from rayfl.runs.contributions import described, facts, label_of, ranked, unit_of
 from rayfl.runs.loading import Run
 
@@ -57,7 +57,7 @@ def _drawing(run: Run, found: Contributions, metric: Metric, order: list[int]) -
     values = metric.scale * found.values[order]
     left.bar(np.arange(1, len(values) + 1), values, width=0.9, color=colour(0), linewidth=0)
     left.set(xlabel="clients, greatest value first", ylabel=_axis(found, metric))
-    rows = run.contributions
+    rows = rows_that_count(run.contributions)
     rounds, clients = rows["round"].to_numpy(), rows["client"].to_numpy()
     each = np.nan_to_num(rows["value"].to_numpy(zero_copy_only=False).astype(float))
     for rank, place in reversed(list(enumerate(order))):

@@ -45,9 +45,12 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _with_partition(run: Run) -> str:
-    found = described(run.content.get("partition") or {"name": "natural"})
-    drift = drift_of(run)
-    return f"{run.dataset}, {found}" if drift is None else f"{run.dataset}, {found}, {described(drift)}"
+    parts = [run.dataset, described(run.content.get("partition") or {"name": "natural"})]
+    if run.num_unseen:
+        parts.append(f"{run.num_unseen} clients held out")
+    if (drift := drift_of(run)) is not None:
+        parts.append(described(drift))
+    return ", ".join(parts)
 
 
 def described(section: Mapping[str, Any]) -> str:

@@ -66,19 +66,27 @@ class Contributions:
     truncated: int
 
 
-def contributions_of(table: pa.Table) -> Contributions | None:
-    """Returns what clients have contributed; None without rows.
+def rows_that_count(table: pa.Table) -> pa.Table:
+    """Returns the rows of the last kind and metric: a fork may go on with others than the run that it is from.
 
-    A fork may go on with another kind of values or another metric: only the rows of the last count.
+    Args:
+        table: of schema :data:`CONTRIBUTIONS_SCHEMA`, with rows.
+    """
+    kind, metric = table["kind"][-1].as_py(), table["metric"][-1].as_py()
+    same = pc.field("metric").is_null() if metric is None else pc.field("metric") == metric
+    return table.filter((pc.field("kind") == kind) & same)
+
+
+def contributions_of(table: pa.Table) -> Contributions | None:
+    """Returns what clients have contributed, by the rows that count; None without rows.
 
     Args:
         table: of schema :data:`CONTRIBUTIONS_SCHEMA`, or without columns.
     """
     if not table.num_rows:
         return None
-    kind, metric = table["kind"][-1].as_py(), table["metric"][-1].as_py()
-    same = pc.field("metric").is_null() if metric is None else pc.field("metric") == metric
-    rows = table.filter((pc.field("kind") == kind) & same)
+    rows = rows_that_count(table)
+    kind, metric = rows["kind"][-1].as_py(), rows["metric"][-1].as_py()
     clients = rows["client"].to_numpy()
     values = rows["value"].to_numpy(zero_copy_only=False).astype(float)
     everybody = np.unique(clients)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,10 +21,12 @@ from typer.testing import CliRunner, Result
 from algorithms.registry import METHODS
 from rayfl.cli.entry import app
 from rayfl.errors import RayflError
+from rayfl.metrics import Metric
 from rayfl.report.columns import NO_NUMBER
 from rayfl.report.formats import JSON_SCHEMA, NUMBERS_SCHEMA, as_latex
 from rayfl.report.paper import PaperCell, PaperTable
 from rayfl.report.rows import RowKey, final_by_key
+from rayfl.results.schemas import METRICS_KEY, metrics_of
 from rayfl.runs.finding import load_run, load_runs, runs_in
 
 Copied = Callable[..., Path]
@@ -211,7 +214,7 @@ def test_methods_that_the_best_is_significantly_better_than_are_marked(copied: C
     assert r"^{\mathrm{c}}$" in latex
 
 
-def test_split_cohort_phase_and_model_choose_the_numbers(folders: list[Path]) -> None:
+def test_split_cohort_phase_and_model_choose_the_numbers(folders: list[Path], copied: Copied) -> None:
     chosen = ("--split", "validation", "--cohort", "selected", "--phase", "trained", "--metric", "loss")
     found = json.loads(ran("compare", *folders[:2], "--json", *chosen).stdout)["numbers"]
     tables = [pq.read_table(folder / "rounds.parquet").to_pylist() for folder in folders[:2]]
@@ -232,6 +235,13 @@ def test_split_cohort_phase_and_model_choose_the_numbers(folders: list[Path]) ->
         ran("compare", *folders, "--model", "globl")
     with pytest.raises(RayflError, match="--metric top2: there is no such column"):
         ran("compare", *folders, "--metric", "top2")
+    other = copied("fedavg-1", "other") / "rounds.parquet"
+    table = pq.read_table(other)
+    more = [*metrics_of(table), Metric("f1_macro", "macro F1", "higher")]
+    known = {**(table.schema.metadata or {}), METRICS_KEY: json.dumps([asdict(metric) for metric in more])}
+    pq.write_table(table.append_column("f1_macro", table["top1"]).replace_schema_metadata(known), other)
+    with pytest.raises(RayflError, match=r"--metric f1_macro: not all runs have this column, \S+/fedavg-0 not"):
+        ran("compare", folders[0], other.parent, "--metric", "f1_macro")
     with pytest.raises(RayflError, match="--phase trained needs --cohort selected"):
         ran("compare", *folders, "--phase", "trained")
 

@@ -24,6 +24,7 @@ from rayfl.errors import ConfigError
 from rayfl.experiment.parts import Parts
 from rayfl.params import Tree
 from rayfl.plots.contributions import draw
+from rayfl.report.blocks import Figure
 from rayfl.report.contributions import section
 from rayfl.results.contributions import contributions_of
 from rayfl.runs.finding import load_run
@@ -287,3 +288,13 @@ def test_tables_reports_and_figures_have_the_values(tmp_path: Path) -> None:
         assert row["seeds"] == sum(map(len, own))
     with pytest.raises(ConfigError, match="plain has not valued its clients"):
         draw([open_run(str(tmp_path / "plain"), Experiment)])
+    # as of a fork that went on with another kind: a curve of both would be of nothing
+    later = values(tmp_path / "cosine")
+    later = later.set_column(
+        0, later.schema.field("round"), pa.array([n + 3 for n in later["round"].to_pylist()], pa.int32())
+    )
+    pq.write_table(pa.concat_tables([values(tmp_path / "seed0"), later]), tmp_path / "cosine" / "contributions.parquet")
+    _, figure, _ = section(load_run(str(tmp_path / "cosine"), METHODS))
+    assert isinstance(figure, Figure)
+    curves = [line.get_xdata() for line in figure.drawing.figure.axes[1].lines]
+    assert curves and all(min(rounds) > 3 for rounds in curves)
