@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from itertools import combinations
 from typing import Any
 
-from rayfl.config.differences import ABSENT, text_of, varied
+from rayfl.config.differences import ABSENT, flattened, text_of, varied
 
 LONGEST = 40
 """Characters of a label, from which on it is shortened."""
@@ -33,7 +34,8 @@ def labels(contents: Sequence[Mapping[str, Any]], longest: int = LONGEST) -> lis
         longest: characters of the options of a configuration, joined by a comma and a blank.
     """
     found = varied(contents)
-    options = dict(zip(_short_names(list(found)), found.values(), strict=True))
+    every = {path for content in contents for path in flattened(content)}
+    options = dict(zip(_short_names(list(found), every), found.values(), strict=True))
     whole = {name: [_text(value) for value in values] for name, values in options.items()}
     if _length(whole) <= longest:
         return _parts(whole, len(contents))
@@ -45,15 +47,21 @@ def labels(contents: Sequence[Mapping[str, Any]], longest: int = LONGEST) -> lis
     return _parts(short, len(contents))
 
 
-def _short_names(paths: Sequence[str]) -> list[str]:
-    """Returns the last part of each path, or the whole path where that part comes twice; no two are equal.
+def _short_names(paths: Sequence[str], every: Set[str]) -> list[str]:
+    """Returns the last part of each path, or the whole path where another option ends so; no two are equal.
 
     The name of a section stands for the section, as in a command (``compression=sign``).
+
+    Args:
+        paths: of the options to be named.
+        every: the paths of all options, also of those that do not differ (``train.rounds`` beside ``stages.rounds``).
     """
-    sections = [path.removesuffix(f".{_NAME}") for path in paths]
-    ends = [section.rpartition(".")[2] for section in sections]
-    whole = [section if sections.count(section) == 1 else path for path, section in zip(paths, sections, strict=True)]
-    return [end if ends.count(end) == 1 else path for end, path in zip(ends, whole, strict=True)]
+    sections = {path: path.removesuffix(f".{_NAME}") for path in {*paths, *every}}
+    count = Counter(sections.values())
+    whole = {path: section if count[section] == 1 else path for path, section in sections.items()}
+    ends = {path: section.rpartition(".")[2] for path, section in sections.items()}
+    count = Counter(ends.values())
+    return [ends[path] if count[ends[path]] == 1 else whole[path] for path in paths]
 
 
 def _parts(texts: Mapping[str, Sequence[str]], number: int) -> list[list[str]]:

@@ -52,6 +52,8 @@ def test_labels(options: list[dict[str, Any]], expected: list[str]) -> None:
 def test_two_options_of_one_name_have_their_sections() -> None:
     found = labels([{"train": {"lr": 0.1}, "algorithm": {"lr": 1}}, {"train": {"lr": 0.2}, "algorithm": {"lr": 2}}])
     assert found == [["train.lr=0.1", "algorithm.lr=1"], ["train.lr=0.2", "algorithm.lr=2"]]
+    stages = [{"train": {"rounds": 9}, "stages": {"rounds": rounds}} for rounds in (2, 3)]
+    assert labels(stages) == [["stages.rounds=2"], ["stages.rounds=3"]]  # which "rounds=2" would not say
 
 
 def test_sections_are_told_apart_by_their_names_and_not_by_what_these_need() -> None:
