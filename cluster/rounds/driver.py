@@ -184,11 +184,13 @@ class Driver:
         """Returns the progress after a round. The progress before it stays intact, because a crash may return to it."""
         before, traffic, turnout = self.progress, self._federation.traffic, chosen.turnout
         present = self._federation.present(turnout.cohort)
+        # traffic leaves out clients that failed, but these had received the model for their losses
+        in_vain = sum(size for client, size in chosen.sent.items() if client in {*turnout.cohort} - {*present})
         progress = Progress(
             before.rounds_completed + 1,
             {**before.server, **changed},
             before.tables.after(self._committed),
-            before.bytes_down + traffic.down + chosen.bytes_down,
+            before.bytes_down + traffic.down + chosen.bytes_down + in_vain,
             before.bytes_up + traffic.up + chosen.bytes_up,
             moved_norm=before.moved_norm if self._federation.next_norm is None else self._federation.next_norm,
             remembered={

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from rayfl.errors import DataError
 
@@ -178,6 +178,8 @@ def _other_size(place: str, own: Sequence[int], first: str, size: Sequence[int],
 
 
 def _undecodable(place: str, error: Exception) -> DataError:
+    # Pillow's own words name the place in memory
+    why = "it is no image" if isinstance(error, UnidentifiedImageError) else error
     return DataError(
-        f"{place}: the image cannot be decoded ({error}); it must be PNG, JPEG, WebP or another kind Pillow knows"
+        f"{place}: the image cannot be decoded ({why}); it must be PNG, JPEG, WebP or another kind Pillow knows"
     )

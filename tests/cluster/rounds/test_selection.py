@@ -14,14 +14,16 @@ import torch.nn.functional as F
 
 import rayfl
 from actors.hosting.scoring import Scorer
+from algorithms.fedavg import FedAvg
 from algorithms.registry import METHODS, Experiment
 from cluster.replay import participants as replayed
 from cluster.rounds.forking import fork
 from rayfl.config.loading import load_config
+from rayfl.engine.client import Client
 from rayfl.errors import ClientError, ConfigError, RunError
 from rayfl.experiment.parts import Parts
 from rayfl.metrics.moments import moments_of
-from rayfl.params import num_bytes
+from rayfl.params import Tree, num_bytes
 from rayfl.runs.finding import load_run
 from rayfl.runs.folder import open_run
 from rayfl.runs.participation import participants
@@ -139,6 +141,30 @@ def test_what_the_choice_costs_is_counted(tmp_path: Path) -> None:
     assert not (tmp_path / "uniform" / "cohorts.parquet").exists()
 
 
+class FirstFails(FedAvg):
+    """The clients of the first half find their losses, and fail in training."""
+
+    name: str = "first-fails"
+
+    async def local_update(self, client: Client, model: Tree) -> Any:
+        if client.id < 6:
+            raise RuntimeError("out of order")
+        return await super().local_update(client, model)
+
+
+def test_what_clients_received_that_then_failed_is_counted(tmp_path: Path) -> None:
+    rayfl.run(
+        experiment(
+            tmp_path, algorithm={"name": f"{__name__}:FirstFails"}, clients={"on_error": "skip"}, train={"rounds": 1}
+        )
+    )
+    assert pq.read_table(tmp_path / "run" / "skipped.parquet").num_rows
+    last = pq.read_table(tmp_path / "run" / "rounds.parquet").to_pylist()[-1]
+    model = num_bytes(Parts(load_config(Experiment, experiment(tmp_path), {})).initial_server())
+    assert last["bytes_down"] == 8 * model  # the eight candidates, whoever of them failed
+
+
+@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["superfed", "fedrep", "floco", "scaffold", "fedphp"])
 @pytest.mark.first_case
 def test_methods_of_all_kinds_have_chosen_clients(tmp_path: Path, method: str) -> None:
