@@ -23,12 +23,13 @@ def measure(metric: str, tables: Sequence[pa.Table] = ()) -> Metric:
     Raises:
         ConfigError: a run has no such metric.
     """
-    for known in map(metrics_of, tables or [pa.table({})]):
-        if metric not in (names := [one.name for one in known]):
-            shown = [*[name for name in METRICS if name in names], *[name for name in names if name not in METRICS]]
-            raise ConfigError(f"--metric: there is no {metric!r}; there are {', '.join(shown)}")
-        found = next(one for one in known if one.name == metric)
-    return found
+    every = [{one.name: one for one in metrics_of(table)} for table in tables or [pa.table({})]]
+    for known in every:
+        if metric not in known:
+            shown = [*[name for name in METRICS if name in known], *[name for name in known if name not in METRICS]]
+            what = "not all runs have" if any(metric in others for others in every) else "there is no"
+            raise ConfigError(f"--metric: {what} {metric!r}; there are {', '.join(shown)}")
+    return every[-1][metric]
 
 
 def first_of(runs: Sequence[RunFolder]) -> Metric:

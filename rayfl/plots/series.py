@@ -69,7 +69,7 @@ def _described(run: RunFolder) -> str:
     return json.dumps([dataset, run.content.get("task"), seed], sort_keys=True)
 
 
-_DATA = ("dataset", "partition", "long_tail", "holdout")
+_DATA = ("dataset", "partition", "long_tail", "holdout", "stages")
 _PLACES = {"root", "manifest"}
 """Fields of a data set that say where it lies."""
 
@@ -166,7 +166,8 @@ def _labels(runs: Sequence[RunFolder]) -> list[str]:
 
 def _data(run: RunFolder) -> dict[str, Any]:
     content = comparable(run.content)
-    sections = {key: content.get(key) for key in _DATA}
+    sections = {key: content[key] for key in _DATA if key in content}
     if isinstance(dataset := sections["dataset"], Mapping):
         sections["dataset"] = {key: value for key, value in dataset.items() if key not in _PLACES}
-    return sections
+    held_out = run.config.evaluation.unseen_clients
+    return sections | ({"evaluation": {"unseen_clients": held_out}} if held_out else {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from typer.testing import CliRunner
 from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, RayflError, RunError
+from rayfl.metrics import Metric
 from rayfl.plots.kinds import KINDS
+from rayfl.plots.metrics import measure
 from rayfl.plots.output import write_plot
+from rayfl.results.schemas import METRICS_KEY
 from rayfl.runs.curves import accuracy_curve
 from rayfl.runs.folder import RunFolder, open_run
 from rayfl.runs.rows import last_round, model_rows, personalized_rows, where
@@ -92,6 +96,10 @@ def test_curves_of_one_metric(made: Runs, tmp_path: Path) -> None:
     assert "top1" not in table.column_names and "loss" not in table.column_names
     with pytest.raises(ConfigError, match=r"--metric: there is no 'auroc'"):
         drawn("curves", [run], tmp_path, metric="auroc")
+    known = {METRICS_KEY: json.dumps([asdict(Metric("auroc", "AUROC", "higher"))])}
+    binary = pa.table({}).replace_schema_metadata(known)
+    with pytest.raises(ConfigError, match=r"--metric: not all runs have 'auroc'"):
+        measure("auroc", [run.rounds, binary])
 
 
 @pytest.mark.slow

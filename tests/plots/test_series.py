@@ -56,6 +56,16 @@ def test_labels_say_which_data_methods_have_where_they_differ(made: Runs) -> Non
         "SuPerFed, mode=mm, num_clients=6",
         "SuPerFed, mode=lm, num_clients=6",
     ]
+    held = made("superfed-mm", **{"evaluation.unseen_clients": 0.2})
+    staged = made("superfed-lm", stages={"name": "samples", "count": 2, "rounds": 2})
+    assert [series.label for series in series_of([made("fedavg"), held])] == [
+        "FedAvg, unseen_clients=none",
+        "SuPerFed, unseen_clients=0.2",
+    ]
+    assert [series.label for series in series_of([made("fedavg"), staged])] == [
+        "FedAvg, stages=none",
+        "SuPerFed, stages=samples",
+    ]
 
 
 class Changed(RunFolder):
