@@ -56,6 +56,12 @@ def check_early_stopping(
             f"early_stopping.model: {method.name} has no personalized models before the last evaluation; set "
             "early_stopping.model=global"
         )
+    if (drawn := config.evaluation.clients) != "all" and drawn < context.num_clients:
+        _log.warning(
+            "early_stopping: evaluations before the last round are of %d drawn clients, other ones each time "
+            "(evaluation.clients): what is compared differs by the clients, too, and the best is that of the luckiest",
+            drawn,
+        )
     _check_rounds(config)
     _check_course(config, method, task)
 

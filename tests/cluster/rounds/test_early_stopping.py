@@ -160,6 +160,7 @@ def test_the_last_evaluation_is_a_last_one(tmp_path: Path, caplog: pytest.LogCap
     result = rayfl.run(experiment(tmp_path, method=method, evaluation=evaluation, early_stopping={"target": 0.01}))
     assert result.rounds_completed == 2 and "ends early, after round 2 of 12" in caplog.text
     assert "no evaluation had the number" not in caplog.text  # it had, and it was enough at once
+    assert "early_stopping: evaluations before the last round are of 2 drawn clients" in caplog.text
     rows = [row for row in result.rounds.to_pylist() if (row["cohort"], row["split"]) == ("all", "test")]
     assert {row["model"]: row["clients"] for row in rows} == {"global": 5, "finetuned": 5}
 
