@@ -203,11 +203,18 @@ def _named_inputs(path: Path, schema: pa.Schema, names: Sequence[str], layout: L
 
 def _check_number(path: Path, field: pa.Field, inputs: Sequence[pa.Field]) -> None:
     """Refuses a column among several inputs that is none of numbers: without it, models would see something else."""
+    if pa.types.is_null(field.type):
+        raise DataError(
+            f"{path}: column {field.name!r} has no value in any row: fill it, or leave it out of the inputs with "
+            "dataset.x=[NAME, NAME, ...]"
+        )
     if not _is_number(field.type):
-        names = [other.name for other in inputs if other is not field]
+        others = [other for other in inputs if other is not field]
+        are = "numbers" if all(_is_number(other.type) for other in others) else "numbers or categories"
         raise DataError(
             f"{path}: column {field.name!r} has the type {field.type}, but the inputs beside it "
-            f"({', '.join(names)}) are numbers: convert it, or name the inputs with dataset.x=[NAME, NAME, ...]"
+            f"({', '.join(other.name for other in others)}) are {are}: convert it, or name the inputs with "
+            "dataset.x=[NAME, NAME, ...]"
         )
 
 

@@ -45,6 +45,11 @@ def write_clients(path: Path, rows: Rows, spec: InputSpec, own_test: bool, sourc
         raise DataError(f"{source}: {spec.num_classes} classes; data with clients have {_MOST_NATURAL_CLASSES} at most")
     own_test = own_test and rows.splits is not None and bool((rows.splits == "test").any())
     splits = rows.splits if rows.splits is not None else np.full(len(rows.y), "train", dtype=object)
+    if own_test and not (splits == "train").any():
+        raise DataError(
+            f"{source}: all rows have the split test, so that there is nothing to train on; set dataset.part to test "
+            "(each client's test part is then drawn from these rows)"
+        )
     if own_test and not set(rows.clients[splits == "train"]) & set(rows.clients[splits == "test"]):
         raise DataError(
             f"{source}: no client has both train and test rows, so nobody could be tested on own data; set "

@@ -31,6 +31,12 @@ def changed(column: str, row: int, value: Any) -> dict[str, list[Any]]:
         ("class", {}, {"x": "age", "y": "dead"}, r"dataset.y: .*rows.parquet has no column 'dead', only age, bmi"),
         ("class", {}, {"x": "age", "y": "outcme"}, r"no column 'outcme' \(did you mean 'outcome'\?\), only"),
         ("class", {}, {"x": "note", "y": "outcome"}, r"column 'note' is text: set dataset.tokenizer=words"),
+        (
+            "class",
+            {"bmi": pa.nulls(12)},
+            {"x": ["age", "bmi", "sex"], "y": "outcome", "missing": "mean"},
+            r"column 'bmi' has no value in any row: fill it",
+        ),
         ("class", {}, {"x": "age", "y": ["cough", "fever"]}, r"names 2 columns .*set task=multilabel"),
         ("class", {}, {"x": "age", "y": "days"}, r"column 'days' has the type double; .*set task=regression"),
         ("class", {}, {"x": "age", "y": "sex"}, r"column 'sex' has the type string; labels are integers"),

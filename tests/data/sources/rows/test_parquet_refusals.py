@@ -65,7 +65,7 @@ GOOD: dict[str, Any] = {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1], "client": ["
         ({"client": ["a", ""]}, {}, "column 'client', row 1 is an empty name"),
         ({"client": [[1], [2]]}, {}, "column 'client' has the type list"),
         ({"split": ["train", "valid"]}, {}, "column 'split', row 1 is 'valid'; it must be train or test"),
-        ({"split": ["test", "test"]}, {}, "no client has both train and test rows"),
+        ({"split": ["test", "test"]}, {}, "all rows have the split test.*set dataset.part to test"),
         ({"split": ["train", "test"]}, {}, "no client has both train and test rows.*set dataset.part to train"),
         ({}, {"part": "test"}, "no row of .* has the split test"),
         ({"split": None}, {"part": "test"}, "dataset.part is test, but .* has no column of splits"),
