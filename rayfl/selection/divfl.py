@@ -15,6 +15,9 @@ from rayfl.selection.silent import waiting, with_silent
 from rayfl.selection.strategy import Strategy
 from rayfl.selection.updates import distances, heard, with_updates
 
+_ROUNDING = 1e-12
+"""By how much sums of the same distances may differ, as a share of them."""
+
 
 class DivFL(Strategy):
     """Diverse client selection (Balakrishnan, Li, Zhou, Himayat, Smith, Bilmes, ICLR 2022, Algorithm 1).
@@ -85,7 +88,8 @@ class DivFL(Strategy):
             if self.sampled is not None and self.sampled < len(left):
                 pool = np.sort(known.generator.choice(left, size=self.sampled, replace=False))
             totals = np.minimum(nearest[:, None], apart[:, pool]).sum(axis=0)
-            best = int(pool[totals.argmin()])
+            # Two clients that are each other's nearest are equally good: rounding must not choose between them.
+            best = int(pool[(totals <= totals.min() * (1 + _ROUNDING)).argmax()])
             nearest = np.minimum(nearest, apart[:, best])
             chosen.append(best)
             left = left[left != best]

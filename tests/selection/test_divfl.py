@@ -51,6 +51,16 @@ def test_the_choice_is_greedy_in_the_facility_location_function(seed: int) -> No
     assert worst - uncovered(points, found) >= (1 - 1 / math.e) * (worst - best)  # of a submodular function
 
 
+def test_rounding_of_updates_does_not_choose_between_equally_good_clients() -> None:
+    """As of stacked clients, whose updates have other last bits."""
+    for seed in range(40):
+        state, points = known(seed, size=8)
+        noise = np.random.Generator(np.random.Philox(seed)).uniform(-1, 1, points.shape)
+        moved = torch.from_numpy((points * (1 + 3e-7 * noise)).astype(np.float32))
+        own = with_updates({}, dict(enumerate(moved)), "l2", CLIENTS)
+        assert DivFL().choose(state).tolist() == DivFL().choose(replace(state, own=own)).tolist()
+
+
 def test_only_clients_that_can_be_asked_are_chosen_and_all_are_represented() -> None:
     state, points = known(3)
     able = [0, 2, 3, 5, 8, 9]
