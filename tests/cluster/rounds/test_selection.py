@@ -164,7 +164,6 @@ def test_what_clients_received_that_then_failed_is_counted(tmp_path: Path) -> No
     assert last["bytes_down"] == 8 * model  # the eight candidates, whoever of them failed
 
 
-@pytest.mark.two_cases
 @pytest.mark.parametrize("method", ["superfed", "fedrep", "floco", "scaffold", "fedphp"])
 @pytest.mark.first_case
 def test_methods_of_all_kinds_have_chosen_clients(tmp_path: Path, method: str) -> None:
