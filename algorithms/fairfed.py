@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from algorithms.base import Clients, setting
 from algorithms.fedavg import FineTuned
-from algorithms.parts.sample_rows import by_step
+from algorithms.parts.people import check_people, groups_of, train_weighted
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.errors import ConfigError, MethodError
 from rayfl.examples import Examples
 from rayfl.metrics.people import cells, rates
 from rayfl.params import Tree
-from rayfl.tasks.base import Batch, Predictor, Task, Trait
+from rayfl.tasks.base import Predictor, Task, Trait
 
 GROUPS = 2
 """A gap between two groups has a sign, by which a client and all together can differ in who is favoured."""
@@ -128,20 +124,7 @@ class FairFed(FineTuned):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        spec = getattr(task, "spec", None)
-        if spec is None:  # a task of one's own may not say what its data are
-            return
-        groups, classes = len(spec.groups), spec.num_classes
-        if not groups:
-            raise ConfigError(
-                "FairFed compares groups of people, and the data do not say of which one each sample is: name the "
-                "column that does (dataset.group), or choose other data or another method (docs/group-fairness.md)"
-            )
-        if groups != GROUPS or classes != 2:
-            raise ConfigError(
-                f"FairFed compares two groups by two classes, and the data have {groups} groups and {classes} classes: "
-                "merge some in your data, or choose another method"
-            )
+        check_people(task, "FairFed", two_groups=True)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         return {**super().init(task, context), "moved": torch.zeros(context.num_clients, dtype=torch.float64)}
@@ -175,24 +158,14 @@ class FairFed(FineTuned):
         predictor, samples = Predictor.of(model), client.examples()
         built = predictor.built()
         rows = await client.outputs(lambda x, task: predictor.predictions(built, x, task))
-        if samples.group is None:  # a task of one's own that does not say what its data are
-            raise MethodError("FairFed compares groups of people, and samples have none (docs/group-fairness.md)")
-        entered = cells(samples.group, (samples.y == 1).long(), (rows.argmax(1) == 1).long(), GROUPS)
+        entered = cells(groups_of(samples, "FairFed"), (samples.y == 1).long(), (rows.argmax(1) == 1).long(), GROUPS)
         return {"counts": entered.sum(0).to(rows.dtype).cpu()}
 
     async def weighed_update(self, client: Client, model: Tree, weight: float) -> Weighted:
         """Trains the received model; its weight in the mean is q_k."""
-        objective: Any = self.objective
-        draw: Any = None
         if self.reweighing:
-            each = reweighed(client.examples())
-            width = client.context.train.batch_size or client.num_samples
-            objective, draw = self.weighed_loss, partial(by_step, each[:, None], client.batches(), width)
-        trained = await client.train(model, objective, draw=draw)
+            trained = await train_weighted(client, model, reweighed(client.examples()))
+        else:
+            trained = await client.train(model, self.objective)
         client.publish(local=Predictor.of(trained))
         return Weighted(trained, weight)
-
-    def weighed_loss(self, model: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        """The mean of the weights times the cross-entropy of the mini-batch's samples."""
-        losses = F.cross_entropy(task.logits(model, batch), batch.y, reduction="none")
-        return batch.mean(draw["rows"][: len(batch.y), 0] * losses)

@@ -26,6 +26,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "qfedavg": "algorithms.qfedavg:QFedAvg",
         "term": "algorithms.term:TERM",
         "fairfed": "algorithms.fairfed:FairFed",
+        "fedfb": "algorithms.fedfb:FedFB",
         "drfa": "algorithms.drfa:DRFA",
         "fedbuff": "algorithms.fedbuff:FedBuff",
         "fedasync": "algorithms.fedasync:FedAsync",

@@ -62,6 +62,7 @@ PRINTED = {
     "fedewc": "FedEWC",
     "fedex_lora": "FedEx-LoRA",
     "fedexp": "FedExP",
+    "fedfb": "FedFB",
     "fedfed": "FedFed",
     "fairfed": "FairFed",
     "fedfomo": "FedFomo",

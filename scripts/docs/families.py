@@ -51,7 +51,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedntd", "fedgkd", "fedgen", "feddf", "dense", "fedfed"),
     ),
     "the one model, for classes that are rare or that clients lack": ("fedlc", "fedrs", "fedaws", "ccvr", "creff"),
-    "the one model, fair to clients, domains or groups": ("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fairfed"),
+    "the one model, fair to clients, domains or groups": (
+        *("qfedavg", "drfa", "term", "fedmgda", "fedheal", "fairfed", "fedfb"),
+    ),
     "the one model, in spite of wrong labels or malicious clients": ("fednoro", "fedcorr", "rofl", "fedlsr", "fltrust"),
     "the one model, for inputs that are changed to mislead it": ("fat", "gear", "calfat"),
     "the one model, from few labels or none": ("fixmatch", "semifl", "fedu", "fedema"),

@@ -78,7 +78,7 @@ ELSEWHERE = (
         ("fedalt", "feddpa", "fedex_lora", "flexlora", "flora", "hetlora", "lora_fair", "rolora"), "quickstart-lora"
     )
     | dict.fromkeys(("fedotp", "fedpgp", "fedtpg", "pfedmoap"), "quickstart-clip")
-    | {"fairfed": "quickstart-groups"}
+    | dict.fromkeys(("fairfed", "fedfb"), "quickstart-groups")
 )
 """The preset of methods that do not run in quickstart."""
 CLIENTS = {"quickstart-groups": 8}

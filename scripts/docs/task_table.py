@@ -173,7 +173,7 @@ def sections(method: str, task: str) -> dict[str, Any]:
             content["model"]["head"] = {"train": False}
     if METHODS[method].learns_unlabelled and task == "classification":  # it compares images
         content["dataset"], content["labelled"] = "digits", {"share": 0.3}
-    if method == "fairfed" and task == "classification":
+    if method in ("fairfed", "fedfb") and task == "classification":
         content["dataset"] = {"name": "synthetic_groups", "samples": 80}
     if method in PROMPTED and task == "classification":
         content["dataset"], folder = "digits", _base("tiny-clip")

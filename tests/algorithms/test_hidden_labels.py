@@ -11,7 +11,7 @@ from tests.support.experiments import FURTHER, METHODS, PRETRAINED, assert_same,
 from tests.support.hidden_digits import SECTIONS, as_they_are, changed, hidden
 
 # digits are of no groups of people
-NAMES = [name for name in (*METHODS, *FURTHER) if name not in PRETRAINED | {"fairfed"}]
+NAMES = [name for name in (*METHODS, *FURTHER) if name not in PRETRAINED | {"fairfed", "fedfb"}]
 QUICK = {"fedlc", "fixmatch", "semifl"}
 
 

@@ -47,6 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "qfedavg": {"name": "qfedavg", "fairness": 2.0, "lipschitz": 0.5},
     "drfa": {"name": "drfa", "weight_lr": 0.05},
     "fairfed": {"name": "fairfed", "beta": 0.5},
+    "fedfb": {"name": "fedfb", "criterion": "equalized_odds"},
     "term": {"name": "term", "tilt": 2.0, "estimate_share": 0.5, "sample_tilt": 0.5},
     "fedntd": {"name": "fedntd"},
     "fedgkd": {"name": "fedgkd", "models": 2, "finetune_epochs": 1},
@@ -270,6 +271,12 @@ TRAIN: dict[str, dict[str, Any]] = {
 }
 """What a method needs of the training section."""
 
+PEOPLE: dict[str, Any] = {
+    "dataset": {"name": "synthetic_groups", "samples": 300},
+    "partition": {"name": "dirichlet", "by": "group", "num_clients": 5, "alpha": 1.0, "min_samples": 30},
+}
+"""Clients with people of two groups, for methods that compare these."""
+
 SECTIONS: dict[str, dict[str, Any]] = {
     "fedme": {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
@@ -279,10 +286,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "model": {"candidates": [{"name": "two_nn", "hidden": [12]}, {"name": "two_nn", "hidden": [8, 8]}]},
         "holdout": {"public": 50},
     },
-    "fairfed": {
-        "dataset": {"name": "synthetic_groups", "samples": 300},
-        "partition": {"name": "dirichlet", "by": "group", "num_clients": 5, "alpha": 1.0, "min_samples": 30},
-    },
+    "fairfed": PEOPLE,
+    "fedfb": PEOPLE,
     "fltrust": {"holdout": {"public": 50}},
     "fixmatch": {"labelled": {"share": 0.3}},
     "semifl": {"labelled": {"at": "server"}, "holdout": {"public": 50}},

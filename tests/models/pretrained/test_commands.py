@@ -205,7 +205,7 @@ def test_the_quickstart_is_one_run_however_it_is_computed(tmp_path: Path) -> Non
 
 
 UNFIT = {"fedap", "fedbn", "heterofl", "fedrolex", "fjord", "fedpgp", "fedotp", "fedtpg", "pfedmoap", "pfedpara"}
-UNFIT |= {"fairfed"}
+UNFIT |= {"fairfed", "fedfb"}
 """Methods that refuse these models, or data: they need normalization, layers that can be cut by width, CLIP, factors,
 or groups of people."""
 

@@ -17,6 +17,7 @@ from algorithms.fedcurv import FedCurv
 from algorithms.feddecorr import FedDecorr
 from algorithms.feddisco import FedDisco
 from algorithms.fedexp import FedExP
+from algorithms.fedfb import FedFB
 from algorithms.fedgkd import FedGKD
 from algorithms.fedinit import FedInit
 from algorithms.fedlaw import FedLAW
@@ -92,6 +93,13 @@ GLOBAL_MODELS = {
         numbers=(1, 0),
     ),
     "fairfed-weights": Case(FairFed(beta=0.0, reweighing=False), averages=False, numbers=(1, 0)),
+    "fedfb": Case(
+        FedFB(criterion="equalized_odds", finetune_epochs=1),
+        down=lambda network: 2 * network.num_parameters + 4,
+        up=lambda network: network.num_parameters + 8,
+        uploads=lambda network: {*network.parameter_names, "losses", "counts"},
+    ),
+    "fedfb-alike": Case(FedFB(alpha=0.0)),
     # in synchronous rounds, of which no update is late, it averages
     "fedasync": Case(FedAsync(proximal_weight=0.5, finetune_epochs=1), averages=False),
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
