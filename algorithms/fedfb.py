@@ -97,8 +97,9 @@ class FedFB(FineTuned):
 
     over its samples, and w becomes the mean of the w_k. The clients of S then send, for this w, sums L_ya of the
     cross-entropy over their samples of each group and label, and the numbers n_ya of these, which the server adds up.
-    With n_a = n_0a + n_1a, and n of all, it compares each group with the first one, 0, and moves shares lambda of the
-    loss within their limits. Statistical parity has a share for each group, and F_a for P(1 given a) - P(1 given 0):
+    With n_a samples of group a and n of all, it compares each group with the first one, 0, and moves shares lambda of
+    the loss within their limits. Statistical parity has a share for each group, and F_a stands for how much more often
+    1 is predicted for group a than for group 0:
 
         F_a = (L_0a - L_1a - n_0a) / n_a - (L_00 - L_10 - n_00) / n_0
         lambda_a <- min(max(lambda_a + alpha_t mu_a, 0), 2 n_a / n),    mu_a = F_a,    mu_0 = -sum_{a > 0} F_a
@@ -110,9 +111,9 @@ class FedFB(FineTuned):
         lambda_y <- P(lambda_y + alpha_t mu_y),    mu_ya = F_ya,    mu_y0 = -sum_{a > 0} F_ya
         v_ya = lambda_ya n / n_ya
 
-    where P projects onto the simplex of the sum n_y / n, the label's share of the samples: for two groups it limits
-    lambda_y1 to 0 and n_y / n. With ``normalized`` mu is divided by its length; for the latter two criteria by that of
-    the F_ya. alpha_t is alpha / t^p after the rounds t = 1, 2, ... A group of which a cohort has nobody (of a label,
+    where P projects onto the simplex of the sum n_y / n, the label's share of the samples: of two groups it limits
+    both shares to 0 and n_y / n. With ``normalized`` mu is divided by its length; for the latter two criteria by that
+    of the F_ya. alpha_t is alpha / t^p after the rounds t = 1, 2, ... A group of which a cohort has nobody (of a label,
     for the latter two) keeps its v, and the first is the first that the cohort has. With alpha = 0 this is federated
     averaging. With ``finetune_epochs`` each client fine-tunes the final model on the cross-entropy.
 

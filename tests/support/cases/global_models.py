@@ -95,9 +95,11 @@ GLOBAL_MODELS = {
     "fairfed-weights": Case(FairFed(beta=0.0, reweighing=False), averages=False, numbers=(1, 0)),
     "fedfb": Case(
         FedFB(criterion="equalized_odds", finetune_epochs=1),
-        down=lambda network: 2 * network.num_parameters + 4,
+        down=twice,
         up=lambda network: network.num_parameters + 8,
         uploads=lambda network: {*network.parameter_names, "losses", "counts"},
+        averages=False,
+        numbers=(4, 0),
     ),
     "fedfb-alike": Case(FedFB(alpha=0.0)),
     # in synchronous rounds, of which no update is late, it averages
