@@ -147,12 +147,17 @@ class _Votes:
 
     def of(self, model: Model, x: Tensor, task: Any) -> tuple[Tensor, Tensor]:
         """Logits and votes, both of shape (b, C)."""
+        if x.requires_grad:  # a slope is asked for, which what was found before has not
+            return self._made(model, x, task)
         key = x.data_ptr(), len(x)
         if key not in self._found:
-            features, logits = task.network.head_inputs_and_logits(model, x)
             # with the batch itself, whose memory no other one then gets
-            self._found[key] = x, logits, self._voters.shares(features)
+            self._found[key] = x, *self._made(model, x, task)
         return self._found[key][1:]
+
+    def _made(self, model: Model, x: Tensor, task: Any) -> tuple[Tensor, Tensor]:
+        features, logits = task.network.head_inputs_and_logits(model, x)
+        return logits, self._voters.shares(features)
 
 
 class _Mixture:

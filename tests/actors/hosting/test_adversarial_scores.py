@@ -11,6 +11,7 @@ import torch
 from actors.hosting import scoring
 from algorithms.fat import FAT
 from algorithms.fedavg import FedAvg
+from algorithms.knn_per import KnnPer
 from algorithms.superfed import SuPerFed
 from rayfl.engine.scoring.evaluation_together import evaluate_together
 from rayfl.engine.scoring.input_attack import InputAttack
@@ -91,6 +92,14 @@ def test_training_samples_are_not_attacked() -> None:
         False, True, True, True,
     ]  # fmt: skip
     assert "no slope" in measures.undefined("robust_top1") and measures.measured_on("top1", "train")
+
+
+def test_rows_that_share_what_they_have_computed_have_slopes_of_their_own() -> None:
+    found = toy("looped", KnnPer(neighbours=3)).scores()
+    for rows in found.values():
+        assert len(rows) > 5
+        for one in rows.values():
+            assert one.vector[-2] == one.n
 
 
 def test_predictions_without_a_slope_have_no_robust_accuracy_and_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
