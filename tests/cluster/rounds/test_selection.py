@@ -161,7 +161,7 @@ def test_what_clients_received_that_then_failed_is_counted(tmp_path: Path) -> No
     assert pq.read_table(tmp_path / "run" / "skipped.parquet").num_rows
     last = pq.read_table(tmp_path / "run" / "rounds.parquet").to_pylist()[-1]
     model = num_bytes(Parts(load_config(Experiment, experiment(tmp_path), {})).initial_server())
-    assert last["bytes_down"] == 8 * model  # the eight candidates, whoever of them failed
+    assert last["bytes_down"] == 8 * model  # the eight candidates, those that failed among them
 
 
 @pytest.mark.parametrize("method", ["superfed", "fedrep", "floco", "scaffold", "fedphp"])
