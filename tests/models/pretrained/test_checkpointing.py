@@ -104,10 +104,12 @@ def test_memory_is_saved_before_fewer_clients_are_stacked(mode: str, caplog: pyt
 
 @PRETENDED
 def test_enough_memory_is_not_saved(caplog: pytest.LogCaptureFixture) -> None:
+    # As long as an engine is kept, those after it share the base's weights on the device, which are not counted again.
+    kept, _, _ = trained_elsewhere("vectorized", False, None)
     _, much, _ = trained_elsewhere("vectorized", False, None)
     engine, most, _ = trained_elsewhere("vectorized", "auto", much)
-    # what tests before have made and nobody needs any more may be among the first number
-    assert 0.9 * much < most <= much and not engine.saves_memory and not caplog.messages
+    assert most == much and not engine.saves_memory and not caplog.messages
+    del kept
 
 
 def test_a_section_that_saves_memory_leaves_nothing_open() -> None:
