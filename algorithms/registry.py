@@ -189,6 +189,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "heterofl": "algorithms.heterofl:HeteroFL",
         "fedrolex": "algorithms.fedrolex:FedRolex",
         "fjord": "algorithms.fjord:FjORD",
+        "depthfl": "algorithms.depthfl:DepthFL",
         "dfedavgm": "algorithms.dfedavgm:DFedAvgM",
         "dfedsam": "algorithms.dfedsam:DFedSAM",
         "dispfl": "algorithms.dispfl:DisPFL",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from rayfl.engine.client import Client
-from rayfl.params import Tree, add_scaled, subtract, zeros_like
+from rayfl.params import Tree, add_scaled, from_leaves, leaves, subtract
 
 STATE = "displacement"
 """Where a client's state keeps d_k."""
@@ -17,9 +19,9 @@ def anchor_of(client: Client, received: Tree) -> Tree:
 
     Args:
         client: who trains.
-        received: the parameters of w.
+        received: the parameters of w that the client has.
     """
-    return subtract(received, client.state.get(STATE) or zeros_like(received))
+    return subtract(received, _displacement(client, received))
 
 
 def keep_displacement(client: Client, received: Tree, end: Tree) -> None:
@@ -30,8 +32,7 @@ def keep_displacement(client: Client, received: Tree, end: Tree) -> None:
         received: the parameters of w.
         end: those of theta_k.
     """
-    before = client.state.get(STATE) or zeros_like(received)
-    client.state[STATE] = add_scaled(before, subtract(end, received), 1)
+    client.state[STATE] = add_scaled(_displacement(client, received), subtract(end, received), 1)
 
 
 def corrected(
@@ -48,3 +49,9 @@ def corrected(
     trained, before = ({name: tree[name] for name in displacement} for tree in (mean, received))
     displacement = add_scaled(displacement, subtract(trained, before), share)
     return {**mean, **add_scaled(trained, displacement, 1)}, displacement
+
+
+def _displacement(client: Client, received: Tree) -> Tree:
+    """d_k of the parameters that the client has, 0 for those that it has for the first time."""
+    kept = dict(leaves(client.state.get(STATE) or {}))
+    return from_leaves({p: kept[p] if p in kept else torch.zeros_like(leaf) for p, leaf in leaves(received)})

@@ -16,6 +16,7 @@ from rayfl.models.anatomy import draws, grouped, named_tensors, obstacle, owner_
 from rayfl.models.bound import BoundModel
 from rayfl.models.classification import ClassificationModel as ClassificationModel
 from rayfl.models.contract import check_model
+from rayfl.models.depths import Depths
 from rayfl.models.layers.normalization import NORMALIZATION_LAYERS
 from rayfl.models.units import Units, units_of
 
@@ -156,12 +157,13 @@ class Network(BoundModel):
         """The hidden units; raises ModelError, naming the layer, where it is not known what they are."""
         return units_of(self._made(0).eval(), self.parameter_names)
 
-    def save_memory(self) -> bool:
-        """Has steps take less memory and more time from now on, where that was left open.
+    @cached_property
+    def depths(self) -> Depths:
+        """The stages by depth; raises ModelError, naming the layer, where there are none that are known."""
+        return Depths(self._made(0).eval(), self._tree_names, self.head_weight.rpartition(".")[0])
 
-        Returns:
-            Whether they do; False if there is nothing to save, or it is saved already.
-        """
+    def save_memory(self) -> bool:
+        """Has steps take less memory and more time from now on, where that was left open; False if nothing changes."""
         return False
 
     def refuse_vectorization(self, why: str) -> None:
@@ -170,11 +172,7 @@ class Network(BoundModel):
         self.vectorizable = False
 
     def initialize(self, seed: int) -> dict[str, Tensor]:
-        """A fresh tree: float32 tensors on the CPU, a pure function of the seed; global generators are untouched.
-
-        Args:
-            seed: an integer below 2**64.
-        """
+        """A fresh tree: float32 tensors on the CPU, a pure function of a seed below 2**64; draws from no generator."""
         tree = self._given[seed] if seed in self._given else self._drawn_for(seed)
         return {name: tensor.clone() for name, tensor in tree.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -121,6 +121,29 @@ class BoundModel:
             for hook in hooks:
                 hook.remove()
         return [(name, self._widened(one)) for name, one in read]
+
+    def walked(
+        self,
+        tree: Mapping[str, Tensor],
+        x: Tensor,
+        walk: Callable[[nn.Module, Tensor], Sequence[Tensor]],
+        *,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> list[Tensor]:
+        """What a function makes of the bound module and its inputs, such as values between its layers.
+
+        Args:
+            tree: tensors by name; those of layers that are not run may be left out.
+            x: a batch of inputs on the device of the tree.
+            walk: the function.
+            training: whether dropout is active and batch normalization uses (and records) batch statistics.
+            mask: 1 for samples and 0 for padding, shape (b,); None if all are samples.
+        """
+        nothing = torch.zeros(0, device=x.device)
+        model = self._bind({**dict.fromkeys(self._tree_names, nothing), **tree}, training, mask)
+        with self._arithmetic():
+            return [self._widened(one) for one in walk(model, self._laid_out(x))]
 
     def release(self) -> None:
         """Lets go of the last tree."""

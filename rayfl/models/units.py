@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx, nn
-from torch.fx.proxy import TraceError
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfl.errors import ModelError
 from rayfl.models.layers.factors import Factorized
-
-_SINGLE = {
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, nn.Identity),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.gelu, F.silu, F.mish, F.tanh, F.hardswish, F.dropout),
-    *(torch.relu, torch.tanh, "relu", "tanh", "contiguous"),
-}
-"""Functions of single numbers that map 0 to 0."""
-_POOLS = {
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool2d),
-    *(F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
-    *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
-}
-"""Functions of single channels of maps that map 0 to 0."""
-_FLATTEN = {torch.flatten, "flatten"}
-_ADD = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from rayfl.models.traced import ADD, CONVOLUTIONS, POOLS, SINGLE, Preparation, flattens, layer_of, name_of, traced
 
 
 @dataclass(frozen=True)
@@ -83,18 +62,7 @@ def units_of(model: nn.Module, trained: Sequence[str]) -> Units:
     """
     if factors := [name for name, module in model.named_modules() if isinstance(module, Factorized)]:
         raise ModelError(f"{factors[0]!r} has factors (model.factorize), whose rows are no units")
-    try:
-        graph = _Tracer().trace(model)
-    except (TraceError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"how {type(model).__name__} computes cannot be followed: {_first_line(error)}") from error
-    return _Reader(model, trained).read(graph)
-
-
-class _Tracer(fx.Tracer):
-    """Does not look into PyTorch's layers, nor into rayfl's batch normalization, which branches by shapes."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, _BatchNorm) or super().is_leaf_module(m, module_qualified_name)
+    return _Reader(model, trained).read(traced(model))
 
 
 @dataclass(frozen=True)
@@ -136,22 +104,18 @@ class _Reader:
         if node.op == "placeholder":
             return _Value(None, "inputs")
         given = [values[one] for one in node.args if isinstance(one, fx.Node) and one in values]
-        module = self._model.get_submodule(str(node.target)) if node.op == "call_module" else None
-        kind: Any = type(module) if module is not None else node.target
+        module, kind = layer_of(self._model, node)
         if not given or node.op == "get_attr":
             raise self._unknown(node, module)
         first = given[0]
-        if kind in _SINGLE:
+        if kind in SINGLE or isinstance(module, Preparation):
             return first
-        if kind in _POOLS and first.layout in ("inputs", "maps"):
+        if kind in POOLS and first.layout in ("inputs", "maps"):
             return first
-        if kind in _ADD and len(given) == 2 and given[0].layout == given[1].layout:
+        if kind in ADD and len(given) == 2 and given[0].layout == given[1].layout:
             return self._added(*given)
-        if kind in _FLATTEN or isinstance(module, nn.Flatten):
-            said = [*node.args[1:2], node.kwargs.get("start_dim")][0]
-            begin = module.start_dim if isinstance(module, nn.Flatten) else said
-            if begin == 1 and first.layout != "flattened":
-                return replace(first, layout={"maps": "flattened"}.get(first.layout, first.layout))
+        if flattens(node, module) and first.layout != "flattened":
+            return replace(first, layout={"maps": "flattened"}.get(first.layout, first.layout))
         if module is not None and (found := self._layer(str(node.target), module, first)) is not None:
             return found
         raise self._unknown(node, module)
@@ -160,7 +124,7 @@ class _Reader:
         """What a layer with parameters makes of a value; None for a layer that is not known."""
         if type(module) is nn.Linear and given.layout != "maps":
             return self._weighing(name, module.weight, module.bias, given, "rows")
-        if type(module) in _CONVOLUTIONS and given.layout in ("inputs", "maps"):
+        if type(module) in CONVOLUTIONS and given.layout in ("inputs", "maps"):
             groups: Any = module.groups
             if groups == 1:
                 weight: Any = module.weight
@@ -252,10 +216,4 @@ class _Reader:
         return Units(tuple(sizes), axes, frozenset(name for name in self._outputs if axes[name][0] is not None))
 
     def _unknown(self, node: fx.Node, module: nn.Module | None) -> ModelError:
-        what = getattr(node.target, "__name__", node.target) if module is None else type(module).__name__
-        where = f" ({node.target})" if module is not None else ""
-        return ModelError(f"with {what}{where} it is not known which numbers are those of a unit")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        return ModelError(f"with {name_of(node, module)} it is not known which numbers are those of a unit")

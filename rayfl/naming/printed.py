@@ -12,6 +12,7 @@ PRINTED = {
     "centralized": "Centralized",
     "cfl": "CFL",
     "creff": "CReFF",
+    "depthfl": "DepthFL",
     "dfedavgm": "DFedAvgM",
     "dfedsam": "DFedSAM",
     "dispfl": "Dis-PFL",

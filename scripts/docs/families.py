@@ -33,7 +33,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "adapters of its own in a pretrained model": ("fedalt", "feddpa"),
     "a prompt of its own for CLIP's texts": ("fedpgp", "fedotp", "pfedmoap", "fedtpg"),
     "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
-    "a submodel of the shared model, as wide as its device allows": ("heterofl", "fedrolex", "fjord"),
+    "a submodel of the shared model, as wide or as deep as its device allows": (
+        *("heterofl", "fedrolex", "fjord", "depthfl"),
+    ),
     "the one model of all": ("fedavg",),
     "the one model, from steps that do not drift apart": (
         *("fedprox", "scaffold", "feddyn", "fednova", "feddc", "fedadmm", "fedspeed", "fedsmoo", "fedcm", "fedacg"),

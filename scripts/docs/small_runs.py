@@ -28,6 +28,7 @@ NEEDS = {
         "algorithm.generator_width=8 algorithm.noise_dim=32 algorithm.made_per_draw=64 "
         "algorithm.generator_lr=0.01 algorithm.noise_lr=0.01 algorithm.student_lr=0.02"
     ),
+    "depthfl": "model.hidden=[64,64,64,64] algorithm.ramp_up=10",
     "fedap": "model=resnet9 train.local_epochs=1",
     "fedasync": "system=sampled system.mode=buffered train.clients_per_round=1 system.concurrency=8",
     "fedbn": "model=resnet9 train.local_epochs=1",

@@ -44,7 +44,7 @@ class Scaled(TwoLayers):
         return super().features(x * self.scale)
 
 
-CUT_BY_WIDTH = {"heterofl", "fedrolex", "fjord"}
+CUT = {"heterofl", "fedrolex", "fjord", "depthfl"}
 
 
 def clients_of(case: Case, factor: Tensor) -> ListDataset:
@@ -66,8 +66,8 @@ def test_as_if_the_data_had_been_transformed_before(case: Case, mode: str) -> No
     same = partial(assert_close, atol=1e-3) if case.algorithm.name in close else assert_equal
     if getattr(case.algorithm, "gate_input", "") == "raw":
         pytest.skip("its gate reads the inputs as they are")
-    if case.algorithm.name in CUT_BY_WIDTH:
-        pytest.skip("it cuts layers by width, and refuses numbers of which it does not know whose they are")
+    if case.algorithm.name in CUT:
+        pytest.skip("it cuts networks, and refuses numbers of which it does not know whose they are")
     if case.algorithm.name in ("pacfl", "fedfed", "fedpub", "target", "dense", "fat", "gear", "calfat"):
         pytest.skip("its signatures, autoencoder, or random, made or attacked inputs are of the inputs as they are")
     inside = toy_of(case, double=False, dataset=clients_of(case, torch.ones(5)), mode=mode, task=task_of(Scaled))
@@ -172,6 +172,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
 
 
 HEAD_NEEDED = {
+    "depthfl",
     "creff",
     "fedah",
     "ccvr",
@@ -210,7 +211,7 @@ HEAD_NEEDED = {
 }
 
 
-MORE_NEEDED = {"fedap", "pfedpara"} | CUT_BY_WIDTH
+MORE_NEEDED = {"fedap", "pfedpara"} | CUT - {"depthfl"}
 """Batch normalization, factors, or that all layers are trained."""
 
 BODY_NEEDED = {

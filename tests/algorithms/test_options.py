@@ -23,7 +23,7 @@ from tests.support.clips import clip_images, clip_toy
 from tests.support.factorized_toys import factorized_layers
 from tests.support.fedme_toys import two_architectures
 from tests.support.option_values import BASES, BESIDE, OTHERS, PERMISSIONS, TRAINING
-from tests.support.toy_networks import normalized_layers, recurrent_layers, two_layers
+from tests.support.toy_networks import four_layers, normalized_layers, recurrent_layers, two_layers
 from tests.support.toys import ListDataset, Toy, random_clients
 from tests.support.unlabelled_toys import TRAIN as SEMI_TRAIN
 from tests.support.unlabelled_toys import hidden, image_clients, semi_toy
@@ -110,7 +110,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     held = [(x[::2] + 0.3, y[::2]) for x, y in clients]
     dataset = ListDataset(clients, public=data.load_public() if case.public else None, validation=held)
     normalized = dict.fromkeys(("dense", "fedap", "fedbn", "target"), normalized_layers)
-    networks = {**normalized, "fedme": two_architectures, "pfedpara": factorized_layers}
+    networks = {**normalized, "fedme": two_architectures, "pfedpara": factorized_layers, "depthfl": four_layers}
     task = networks.get(name, two_layers)()
     if settings.get("mode") == "lm":
         task = recurrent_layers()

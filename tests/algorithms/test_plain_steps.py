@@ -46,9 +46,22 @@ class Problem:
 
 
 WITHOUT_TOKENS = (
-    *("calfat", "dense", "fat", "gear", "fedcorr", "fedfed", "target", "fedloge", "heterofl", "fedrolex", "fjord"),
+    *(
+        "calfat",
+        "dense",
+        "fat",
+        "gear",
+        "fedcorr",
+        "fedfed",
+        "target",
+        "fedloge",
+        "heterofl",
+        "fedrolex",
+        "fjord",
+        "depthfl",
+    ),
 )
-"""Methods that refuse tokens, mix inputs, cannot cut embeddings by width, or need as many features as classes."""
+"""Methods that refuse tokens, mix inputs, cannot cut embeddings, or need as many features as classes."""
 
 PROBLEMS = {
     "perceptron": Problem(TwoNN(hidden=(7, 6)), InputSpec("image", (5,), 3)),

@@ -20,6 +20,7 @@ from rayfl.models.zoo import (
     LeafCNN,
     ReddiCNN,
     ResNet9,
+    ResNet18,
     SimpleCNN,
     SuPerFedTwoCNN,
     TabularMLP,
@@ -44,6 +45,7 @@ MODELS: dict[str, Any] = {
     "vgg9": VGG9(),
     "resnet9": ResNet9(),
     "resnet9-none": ResNet9(norm="none"),
+    "resnet18": ResNet18(norm="batch_no_stats"),
 }
 
 

@@ -114,6 +114,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "heterofl": {"name": "heterofl", "masked_loss": True, "width_choice": "each_round"},
     "fedrolex": {"name": "fedrolex", "widths": [0.5, 0.25]},
     "fjord": {"name": "fjord", "self_distillation": True},
+    "depthfl": {"name": "depthfl", "ramp_up": 2},
     "feddwa": {"name": "feddwa", "top_k": 2},
     "fedfomo": {"name": "fedfomo", "peers": 2, "select_on": "train", "evaluate": "federated"},
     "apple": {"name": "apple", "relation_lr": 0.05, "peers": 2},

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayfl.examples import InputSpec
 from rayfl.metrics import CLASSIFICATION
 from rayfl.models.base import ClassificationModel, Network
+from rayfl.models.networks.perceptron import TwoNN
 from rayfl.tasks.base import Batch
 from rayfl.tasks.classification import Classification
 
@@ -136,6 +138,12 @@ def two_layers(inputs: int = 5, hidden: int = 7, classes: int = 3, double: bool 
     """MLP2 in float64 (or float32)."""
     make = DoubleNetwork if double else Network
     return Classification(make(lambda: TwoLayers(inputs, hidden, classes)))
+
+
+def four_layers() -> Classification:
+    """Three hidden layers of 7, 6 and 5 units in float64."""
+    spec = InputSpec("image", (5,), 3)
+    return Classification(DoubleNetwork(lambda: TwoNN(hidden=(7, 6, 5)).build(spec)), spec=spec)
 
 
 def normalized_layers(dropout: float = 0.0, running: bool = True) -> Classification:

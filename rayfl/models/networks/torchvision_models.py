@@ -20,6 +20,7 @@ from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.factorization import Factorizable
 from rayfl.models.layers.normalization import NORMALIZATION, Normalization, normalize_by
 from rayfl.models.split import SplitModel, last_linear_layer
+from rayfl.models.traced import Preparation
 from rayfl.models.tryout import try_out
 from rayfl.models.weights import load_weights
 from rayfl.naming.spelling import nearest
@@ -180,7 +181,7 @@ class SqueezeNet(_TorchvisionModel):
         return f"squeezenet{self.version.replace('.', '_')}"
 
 
-class _Preparation(nn.Module):
+class _Preparation(Preparation):
     """Grey images repeated to three channels, then all images resized."""
 
     def __init__(self, side: int | None) -> None:

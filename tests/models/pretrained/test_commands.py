@@ -204,9 +204,21 @@ def test_the_quickstart_is_one_run_however_it_is_computed(tmp_path: Path) -> Non
         assert pairs and all(a == pytest.approx(b, abs=1e-4) for a, b in pairs), column
 
 
-UNFIT = {"fedap", "fedbn", "heterofl", "fedrolex", "fjord", "fedpgp", "fedotp", "fedtpg", "pfedmoap", "pfedpara"}
+UNFIT = {
+    "fedap",
+    "fedbn",
+    "depthfl",
+    "heterofl",
+    "fedrolex",
+    "fjord",
+    "fedpgp",
+    "fedotp",
+    "fedtpg",
+    "pfedmoap",
+    "pfedpara",
+}
 UNFIT |= {"fairfed", "fedfb"}
-"""Methods that refuse these models, or data: they need normalization, layers that can be cut by width, CLIP, factors,
+"""Methods that refuse these models, or data: they need normalization, layers that can be cut, CLIP, factors,
 or groups of people."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from algorithms.depthfl import DepthFL
 from algorithms.fedrolex import FedRolex
 from algorithms.fjord import FjORD
 from algorithms.heterofl import HeteroFL
@@ -18,6 +19,7 @@ def half(network: Network) -> int:
 
 
 SUBMODELS = {
+    "depthfl": Case(DepthFL(), private=frozenset({"displacement"}), averages=False, one_layer=False, any_layers=False),
     "heterofl": Case(
         HeteroFL(widths=(1.0, 0.5, 0.25)),
         averages=False,

@@ -1,0 +1,108 @@
+"""Classifiers at several depths of a network, and how deep a client's part of it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.parts.layers import draw_linear, linear
+from rayfl.models.depths import Depths
+from rayfl.params import Tree
+
+Parts = dict[str, Tree]
+"""Two flat trees: ``model``, tensors of the network, and ``exits``, those of the classifiers before the last one."""
+
+
+class Exits:
+    """A network with classifiers after some of its stages, the last of them its own.
+
+    Depth i of D has the stages up to ceil(i S / D) of S, and the first i classifiers. A classifier before the last is a
+    linear layer that reads what the stage computes, of maps the mean over their pixels.
+
+    Args:
+        network: a network with stages (:attr:`rayfl.models.base.Network.depths`).
+        count: D.
+    """
+
+    def __init__(self, network: Any, count: int) -> None:
+        self._network, self.count = network, count
+        self._depths: Depths = network.depths
+        stages = self._depths.stages
+        self._after = [-(-number * len(stages) // count) - 1 for number in range(1, count + 1)]
+        self._level = {
+            name: next(i for i, last in enumerate(self._after, 1) if place <= last)
+            for place, stage in enumerate(stages)
+            for name in stage.names
+        }
+
+    def drawn(self, like: Tensor, generator: np.random.Generator) -> Tree:
+        """The classifiers before the last, drawn as PyTorch draws linear layers: ``exits``."""
+        found: Tree = {}
+        for number, after in enumerate(self._after[:-1], 1):
+            layer = draw_linear(self._depths.stages[after].width, self._network.head_shape[0], like, generator)
+            found |= {f"{number}.{name}": leaf for name, leaf in layer.items()}
+        return found
+
+    def levels(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+        """The least depth that has a tensor, by its name."""
+        return {
+            "model": {name: self._level.get(name, self.count) for name in parts["model"]},
+            "exits": {name: int(name.partition(".")[0]) for name in parts["exits"]},
+        }
+
+    def cut(self, parts: Mapping[str, Tree], depth: int) -> Parts:
+        """The network and its classifiers up to a depth."""
+        return {
+            part: {name: parts[part][name] for name, level in levels.items() if level <= depth}
+            for part, levels in self.levels(parts).items()
+        }
+
+    def merged(
+        self, old: Mapping[str, Tree], means: Mapping[int, Mapping[str, Tree]], weights: Mapping[int, float]
+    ) -> Parts:
+        """The mean of each tensor over the clients that have it; the old value where nobody has.
+
+        Args:
+            old: the whole network, with its classifiers.
+            means: by depth, the mean of what the clients of that depth have.
+            weights: by depth, the sum of their weights.
+        """
+
+        def mean(part: str, name: str, level: int) -> Tensor:
+            having = [depth for depth in means if depth >= level]
+            if len(having) < 2:
+                return next((means[depth][part][name] for depth in having), old[part][name])
+            total = math.fsum(weights[depth] for depth in having)
+            rows = torch.stack([means[depth][part][name].double() * (weights[depth] / total) for depth in having])
+            return rows.sum(0).to(old[part][name].dtype)
+
+        levels = self.levels(old)
+        return {part: {n: mean(part, n, level) for n, level in tree.items()} for part, tree in levels.items()}
+
+    def logits(
+        self,
+        parts: Mapping[str, Mapping[str, Tensor]],
+        x: Tensor,
+        training: bool = False,
+        mask: Tensor | None = None,
+    ) -> list[Tensor]:
+        """The outputs of all classifiers of a part of the network, shape (b, C) each, from the first.
+
+        Args:
+            parts: of any depth.
+            x: inputs, shape (b, *input shape).
+            training: see :meth:`rayfl.models.base.Network.logits`, also for ``mask``.
+            mask: of the padding.
+        """
+        whole, exits = self._network.head_weight in parts["model"], parts["exits"]
+        numbers = sorted({int(name.partition(".")[0]) for name in exits})
+        walk = partial(self._depths.read, exits=[self._after[number - 1] for number in numbers], whole=whole)
+        read = self._network.walked(parts["model"], x, walk, training=training, mask=mask)
+        layers = [{name: exits[f"{number}.{name}"] for name in ("matrix", "offset")} for number in numbers]
+        return [*map(linear, layers, read), *read[len(numbers) :]]
