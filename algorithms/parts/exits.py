@@ -76,11 +76,12 @@ class Exits:
 
         def mean(part: str, name: str, level: int) -> Tensor:
             having = [depth for depth in means if depth >= level]
-            if len(having) < 2:
-                return next((means[depth][part][name] for depth in having), old[part][name])
-            total = math.fsum(weights[depth] for depth in having)
-            rows = torch.stack([means[depth][part][name].double() * (weights[depth] / total) for depth in having])
-            return rows.sum(0).to(old[part][name].dtype)
+            found: Tensor = means[having[0]][part][name] if having else old[part][name]
+            if len(having) > 1:
+                total = math.fsum(weights[depth] for depth in having)
+                rows = [means[depth][part][name].double() * (weights[depth] / total) for depth in having]
+                found = torch.stack(rows).sum(0).to(found.dtype)
+            return found
 
         levels = self.levels(old)
         return {part: {n: mean(part, n, level) for n, level in tree.items()} for part, tree in levels.items()}

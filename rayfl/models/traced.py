@@ -62,7 +62,7 @@ def flattens(node: fx.Node, module: nn.Module | None) -> bool:
     said = [*node.args[1:2], node.kwargs.get("start_dim")][0]
     if isinstance(module, nn.Flatten):
         return bool(module.start_dim == 1)
-    return node.target in _FLATTEN and said == 1
+    return node.target in _FLATTEN and bool(said == 1)
 
 
 def name_of(node: fx.Node, module: nn.Module | None) -> str:
