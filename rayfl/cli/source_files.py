@@ -18,7 +18,7 @@ SECTIONS = {
     "selection": "rayfl.selection.strategies:Selection",
     "system": "rayfl.system.config:System",
     "compression": "rayfl.messages.compressors:Compression",
-    "aggregator": "rayfl.messages.aggregators:Aggregator",
+    "aggregator": "rayfl.messages.aggregator_section:Aggregator",
     "contribution": "rayfl.valuation.section:Contribution",
 }
 """By section, where all its classes are named: a union, or a table of their paths."""

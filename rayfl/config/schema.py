@@ -31,7 +31,8 @@ from rayfl.data.sources.registry import DatasetConfig
 from rayfl.engine.engine import EngineConfig
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
-from rayfl.messages.aggregators import Aggregator, Mean
+from rayfl.messages.aggregator_section import Aggregator
+from rayfl.messages.aggregators import Mean
 from rayfl.messages.attack import AttackConfig
 from rayfl.messages.compressors import Compression, NoCompression
 from rayfl.messages.privacy import PrivacyConfig

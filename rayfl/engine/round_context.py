@@ -12,7 +12,8 @@ from rayfl.data.partitions.stage import NoStages, Staged
 from rayfl.engine.updates.cohorts import cohort_of
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.engine.updates.stragglers import WHOLE, steps_within, work_of
-from rayfl.messages.aggregators import Aggregator, Mean
+from rayfl.messages.aggregator_section import Aggregator
+from rayfl.messages.aggregators import Mean
 from rayfl.messages.attack import AttackConfig
 from rayfl.messages.compressors import Compression, Compressor, NoCompression, SecureAggregation
 from rayfl.messages.privacy import PrivacyConfig

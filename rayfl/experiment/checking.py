@@ -94,7 +94,7 @@ def check_parts(parts: Parts) -> np.ndarray:
         check_unseen(parts.config)
     check_system(parts.config, parts.devices, available)
     check_privacy(parts.config, parts.task, parts.context, lambda: parts.summed)
-    check_messages(parts.config, parts.context)
+    check_messages(parts.config, parts.context, parts.task)
     if parts.schedule is not None and parts.buffered:  # a first plan finds what is wrong with lists and traces
         parts.schedule.plan(0, parts.first_clock(parts.initial_server()))
     remarks = [*algorithm.idle_settings(), *algorithm.remarks(parts.context)]

@@ -9,16 +9,20 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.messages.aggregators import Mean
 from rayfl.messages.compressors import Compressor
+from rayfl.messages.mixing_rules import Flame
+from rayfl.models.private_norm import private_names
+from rayfl.tasks.base import NetworkTask
 
 _log = logging.getLogger("rayfl")
 
 
-def check_messages(config: ExperimentConfig, context: RoundContext) -> None:
+def check_messages(config: ExperimentConfig, context: RoundContext, task: NetworkTask) -> None:
     """Refuses what a run's messages cannot have, and says who is malicious.
 
     Args:
         config: the experiment.
         context: of round 0.
+        task: what is learned.
 
     Raises:
         ConfigError: naming the option and the fix.
@@ -31,6 +35,8 @@ def check_messages(config: ExperimentConfig, context: RoundContext) -> None:
         check_changes(config, f"compression={config.compression.name}")
     if attack.on_messages or not isinstance(config.aggregator, Mean):
         _check_aggregator(config, context)
+    if isinstance(config.aggregator, Flame) and config.aggregator.noise:
+        _check_statistics(config, task)
     if attack.backdoor is not None and "test" not in config.evaluation.splits:
         raise ConfigError("attack.backdoor: its success is measured on test samples: add test to evaluation.splits")
     if attack.on:
@@ -117,3 +123,13 @@ def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:
         )
     if not rule.weighs and weights != "uniform":
         _log.warning("%s: every client counts alike; algorithm.aggregation=%s has no effect on models", option, weights)
+
+
+def _check_statistics(config: ExperimentConfig, task: NetworkTask) -> None:
+    kept = private_names(task.network, config.train.private_norm)
+    if sent := [name for name in task.network.buffer_names if name not in kept]:
+        raise ConfigError(
+            f"aggregator=flame: its noise would also be in the running statistics of the model ({sent[0]}), where a "
+            "variance may become negative: set train.private_norm=statistics, which keeps them at the clients, "
+            "model.norm=group, or aggregator.noise=0"
+        )

@@ -1,10 +1,10 @@
-"""The section aggregator of a configuration: how the server makes one message of those of a round's clients."""
+"""Rules of the section aggregator: how the server makes one message of those of a round's clients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -242,18 +242,3 @@ class FoolsGold(Rule):
 def _beside(before: Tree, now: Mapping[str, Tensor]) -> Tree:
     """Returns a memory with what is new of it; tensors that a round did not send stay as they were."""
     return from_leaves({**dict(leaves(before)), **now})
-
-
-Aggregator = Annotated[
-    Mean
-    | Median
-    | TrimmedMean
-    | Krum
-    | Bulyan
-    | GeometricMedian
-    | NormBounding
-    | CenteredClipping
-    | DivideAndConquer
-    | FoolsGold,
-    Field(discriminator="name"),
-]

@@ -57,6 +57,13 @@ AGGREGATORS: dict[str, dict[str, Any]] = {
     "centered_clipping": {"name": "centered_clipping"},
     "dnc": {"name": "dnc", "malicious": 4},
     "foolsgold": {"name": "foolsgold"},
+    "flame": {"name": "flame"},
+    "flame, changes": {"name": "flame", "compare": "changes"},
+    "bucketing, median": {"name": "bucketing", "then": "median"},
+    "bucketing, krum": {"name": "bucketing", "then": {"name": "krum", "malicious": 3}},
+    "nnm, median": {"name": "nnm", "malicious": 4, "then": "median"},
+    "nnm, trimmed_mean": {"name": "nnm", "malicious": 4, "then": {"name": "trimmed_mean", "malicious": 4}},
+    "nnm, krum": {"name": "nnm", "malicious": 4, "then": {"name": "krum", "malicious": 4}},
 }
 
 
