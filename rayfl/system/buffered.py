@@ -86,13 +86,13 @@ class BufferedSchedule(Schedule):
     def _begun(self, client: int, round: int, now: Clock, generator: np.random.Generator) -> Update:
         time_us = self.time_us(client, now)
         ends_us = now.now_us + time_us
-        dropout, deadline_s, hours = self._config.dropout, self._config.deadline_s, self._devices[client].hours
+        dropout, deadline_us, hours = self._config.dropout, self._config.deadline_us, self._devices[client].hours
         losses = [(ends_us, DROPPED_OUT)] if dropout and generator.random() < dropout else []
         until_us = None if hours is None else hours.ends_us(now.now_us)
         if until_us is not None and until_us < ends_us:
             losses.append((until_us, UNAVAILABLE))
-        if deadline_s is not None and time_us > deadline_s * 1e6:
-            losses.append((now.now_us + int(deadline_s * 1e6), TOO_LATE))
+        if deadline_us is not None and time_us > deadline_us:
+            losses.append((now.now_us + deadline_us, TOO_LATE))
         return Update(client, round, *min(losses, default=(ends_us, "")))
 
     def _open(self, client: int, now: Clock) -> bool:

@@ -95,6 +95,11 @@ class Waiting(_Options):
         description="time of training on a sample once, in forward passes (3: the backward pass takes two more)",
     )
 
+    @property
+    def deadline_us(self) -> int | None:
+        """The deadline in microseconds, the clock's unit: rounded, as the times that it is compared with are."""
+        return None if self.deadline_s is None else round(self.deadline_s * 1e6)
+
     @model_validator(mode="after")
     def _options_of_the_mode(self) -> Waiting:
         """No option of the other mode, which would do nothing."""

@@ -157,7 +157,7 @@ class Schedule:
 
     def able(self) -> int:
         """Returns how many clients can be done in time in some round, however short messages are."""
-        limit = math.inf if self._config.deadline_s is None else self._config.deadline_s * 1e6
+        limit = math.inf if self._config.deadline_us is None else self._config.deadline_us
         return sum(
             device.availability > 0 and device.duration_us(passes, 0, 0) <= limit
             for device, passes in zip(self._devices, self._passes, strict=True)
@@ -177,27 +177,26 @@ class Schedule:
 
     def _loss(self, client: int, round: int, now_us: int, time_us: int) -> str:
         """Returns why a client that was asked does not answer in time; empty if it does."""
-        dropout, deadline_s = self._config.dropout, self._config.deadline_s
+        dropout, deadline_us = self._config.dropout, self._config.deadline_us
         if dropout and self._streams.generator("system.dropout", round, client).random() < dropout:
             return DROPPED_OUT
         hours = self._devices[client].hours
         ends = hours.ends_us(now_us) if hours is not None else None
         if ends is not None and ends < now_us + time_us:
             return UNAVAILABLE
-        if deadline_s is not None and time_us > deadline_s * 1e6:
+        if deadline_us is not None and time_us > deadline_us:
             return TOO_LATE
         return ""
 
     def _patience_us(self, times: Mapping[int, int]) -> int:
-        deadline_s = self._config.deadline_s
-        return max(times.values()) if deadline_s is None else round(deadline_s * 1e6)
+        deadline_us = self._config.deadline_us
+        return max(times.values()) if deadline_us is None else deadline_us
 
     def _idle_us(self, now_us: int) -> int:
         """How long the server waits when nobody is available: for the next device, at most until the deadline."""
         begins = [device.hours.begins_us(now_us) - now_us for device in self._devices if device.hours is not None]
-        deadline_s = self._config.deadline_s
-        if deadline_s is not None:
-            begins.append(round(deadline_s * 1e6))
+        if self._config.deadline_us is not None:
+            begins.append(self._config.deadline_us)
         return min(begins, default=0)
 
 

@@ -15,7 +15,7 @@ from rayfl.randomness import RandomStreams
 from rayfl.system.buffered import BufferedSchedule
 from rayfl.system.config import GivenSystem
 from rayfl.system.devices import Device
-from rayfl.system.schedule import Clock, Schedule, Turnout, Update
+from rayfl.system.schedule import TOO_LATE, Clock, Schedule, Turnout, Update
 from rayfl.system.traces import Hours
 
 S = 1_000_000
@@ -84,6 +84,16 @@ def test_updates_of_one_instant_are_received_by_id_and_the_next_buffer_gets_the_
     assert dict(second.started) == {2: 0}
     assert clock.now_us == 2 * S
     assert second.under_way == (Update(1, 1, 2 * S),)
+
+
+def test_an_update_that_ends_at_the_deadline_arrives() -> None:
+    # in floats 1.001 s are 1000999.9999999999 microseconds
+    assert buffers(schedule(lasting(1.001), 1, deadline_s=1.001), 2) == [(1.001, [(0, 0, 0)]), (2.002, [(0, 1, 0)])]
+
+
+def test_a_slot_is_free_from_the_deadline_on_to_the_microsecond() -> None:
+    ((_, turnout),) = plans(schedule(lasting(1, 50), 1, concurrency=2, deadline_s=1.001), 1)
+    assert turnout.under_way == (Update(1, 0, 1_001_000, TOO_LATE),)
 
 
 def test_lost_updates_free_their_slots() -> None:

@@ -54,6 +54,15 @@ def test_of_more_that_are_asked_the_first_count() -> None:
     assert turnout.left_out == {0: "not among the first 2", 1: "not among the first 2"}
 
 
+@pytest.mark.parametrize("deadline_s", [1.001, 1.005, 4.35, 8.1])
+def test_a_client_that_is_done_at_the_deadline_takes_part(deadline_s: float) -> None:
+    # in floats 1.001 s are 1000999.9999999999 microseconds
+    exactly = Device(round(deadline_s * 1000) / 300, 1e300)
+    found = schedule([exactly], 1, deadline_s=deadline_s)
+    assert found.time_us(0, CLOCK) == round(deadline_s * S)
+    assert found.plan(0, CLOCK).cohort == (0,) and found.able() == 1
+
+
 def test_the_deadline_drops_the_slowest() -> None:
     turnout = schedule([FAST, SLOW, SLOWEST], 3, deadline_s=10).plan(0, CLOCK)
     assert turnout.cohort == (0, 1)
