@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rayfl.engine.stacks.capture import Capture, GraphedSteps
 from rayfl.engine.stacks.compiled_steps import Compiler
+from rayfl.engine.stacks.padding import check_padding
 from rayfl.engine.stacks.stacked_autograd import StackedAutograd
 from rayfl.engine.stacks.stacked_terms import StackedTerms
 from rayfl.engine.stacks.step_matrices import NotLinearError, StepMatrices
@@ -70,6 +71,7 @@ def train(
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
     feed = Feed(ranked, device, trimmer_of(task) if compiler is None else None)
+    check_padding(ranked, feed, task, device)
     stack = _stack_of(ranked, task, device, compiler)
     trained: list[Tree] = []
     slots: list[dict[str, dict[str, Tensor]]] = []

@@ -76,6 +76,13 @@ class Feed:
         """Returns how many of the ranked clients have steps left."""
         return int((self._steps > step).sum())
 
+    def first_padded(self) -> tuple[int, int] | None:
+        """Returns the first step and client whose mini-batch has padding; None where none has."""
+        if self.masks is None:
+            return None
+        places = (self.masks == 0).any(-1).nonzero().tolist()
+        return (places[0][0], places[0][1]) if places else None
+
     def batch(self, step: int | Tensor, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns x (active, b, *shape), y (active, b), mask (active, b) or None."""
         index = of_step(self._index, step, active)

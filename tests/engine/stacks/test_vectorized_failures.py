@@ -48,6 +48,34 @@ def test_an_objective_that_fails_fails_its_clients_and_no_others(mode: str) -> N
             assert_close(reply, looped.train(requests[k], Classification(network), CPU), 1e-5)
 
 
+def over_all_rows(model: Any, batch: Batch, task: Any, frozen: Any, draw: Any) -> Tensor:
+    """As PyTorch's users write it; it takes the padding for samples."""
+    return torch.nn.functional.cross_entropy(task.logits(model, batch), batch.y)
+
+
+def test_an_objective_that_counts_padding_as_samples_is_trained_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    network = Network(lambda: TwoLayers(6, 9, 4))
+    requests = [request(examples(n, VECTOR, k), network.initialize(k), over_all_rows, client=k) for k, n in SMALL]
+    with caplog.at_level(logging.WARNING):
+        replies = engine(network).execute(requests)
+    for asked, reply in zip(requests, replies, strict=True):
+        assert_equal(reply, looped.train(asked, Classification(network), CPU))
+    assert "depends on its padding (average over samples with batch.mean(values)" in caplog.text
+    assert "the objective over_all_rows are trained one by one from now on" in caplog.text
+
+
+@pytest.mark.parametrize(("objective", "sizes"), [(over_all_rows, (8, 8, 8)), (cross_entropy, (17, 3, 24))])
+def test_objectives_are_stacked_where_no_padding_counts(
+    objective: Any, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(lambda: TwoLayers(6, 9, 4))
+    requests = [request(examples(n, VECTOR, k), network.initialize(k), objective, client=k) for k, n in enumerate(sizes)]
+    alone = [looped.train(one, Classification(network), CPU) for one in requests]
+    monkeypatch.setattr(looped, "train", lambda *_: pytest.fail("trained one by one"))
+    for reply, expected in zip(engine(network).execute(requests), alone, strict=True):
+        assert_close(reply, expected, 1e-5)
+
+
 @pytest.mark.parametrize("mode", ["looped", "vectorized"])
 @pytest.mark.parametrize("reduced", [lambda values: values, lambda values: None, lambda values: 1.0])
 def test_an_objective_returns_one_number(mode: str, reduced: Callable[[Tensor], Any]) -> None:

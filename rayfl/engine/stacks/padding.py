@@ -1,0 +1,72 @@
+"""Whether an objective reads what fills up the mini-batches of stacked clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rayfl.engine.steps.looped import step_keys
+from rayfl.engine.updates.feed import Feed
+from rayfl.engine.updates.requests import TrainRequest, on_device, one_value
+from rayfl.errors import MethodError
+from rayfl.params import leaves, map_leaves
+from rayfl.tasks.base import Batch, Task, begin_step
+
+
+def check_padding(ranked: Sequence[TrainRequest], feed: Feed, task: Task, device: torch.device) -> None:
+    """Takes one client's loss of a padded mini-batch twice, with another sample as padding the second time.
+
+    A mean over all rows of a mini-batch, as ``cross_entropy(logits, batch.y)`` takes it, counts padding as samples: the
+    client's gradient would be another one than when it is trained alone, and nothing would say so.
+
+    Args:
+        ranked: the clients' local updates, in the order of the stack.
+        feed: their mini-batches.
+        task: what is learned.
+        device: where the stack computes.
+
+    Raises:
+        MethodError: the loss depends on the padding.
+    """
+    place = feed.first_padded()
+    if place is None or ranked[0].private is not None:  # private steps take the loss of one sample at a time
+        return
+    try:
+        values = _values(ranked[place[1]], *place, feed, task, device)
+    except Exception:  # what is wrong with the objective itself its first step tells
+        return
+    if values is not None and not torch.allclose(*values, rtol=1e-4, atol=1e-6, equal_nan=True):
+        raise MethodError(
+            "the loss of a mini-batch depends on its padding (average over samples with batch.mean(values), which "
+            "leaves out the padding of stacked clients)"
+        )
+
+
+def _values(
+    request: TrainRequest, step: int, rank: int, feed: Feed, task: Task, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """Returns the two losses; None where all samples of the mini-batch are the one that it is padded with."""
+    x, y, mask = (None if part is None else part[rank] for part in feed.batch(step, rank + 1))
+    assert x is not None and y is not None and mask is not None
+    count = int(mask.sum())
+    other = next((row for row in range(count) if not torch.equal(x[row], x[count])), None)
+    if other is None:
+        return None
+    rows = torch.arange(len(x), device=x.device)
+    kind = next(leaf.dtype for _, leaf in leaves(request.trainable))
+    frozen = None if request.frozen is None else map_leaves(lambda leaf: on_device(leaf, device), request.frozen)
+    draw = None
+    if request.draws is not None:
+        draw = map_leaves(lambda leaf: torch.as_tensor(leaf[step], dtype=kind, device=device), request.draws)
+    keys = step_keys([request], request.plan.steps, task, device)
+    found = []
+    for places in (rows, torch.where(mask > 0, rows, other)):
+        if keys is not None:
+            begin_step(task, keys[step, 0], True)
+        # copies, as a forward pass in training mode writes running statistics
+        model = map_leaves(lambda leaf: leaf.detach().to(device, copy=True), request.trainable)
+        value = request.objective(model, Batch(x[places], y[places], mask), task, frozen, draw)
+        found.append(one_value(value).detach().reshape(()))
+    return found[0], found[1]
