@@ -38,7 +38,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "", with_empty: bool = False) 
         if not isinstance(value, Tensor) and isinstance(value, _INNER) and (value or not with_empty):
             found += leaves(value, f"{prefix}{key}/", with_empty)
         else:
-            found.append((prefix + key, value))
+            found.append((f"{prefix}{key}", value))
     return found
 
 

@@ -168,6 +168,16 @@ class Slash(Averaging):
         return Weighted({"a/b": model})
 
 
+class PrototypesByClass(Averaging):
+    """Keeps something for each class, under the class's number."""
+
+    name: str = "p"
+
+    async def local_update(self, client: Client, model: Tree) -> Weighted:
+        client.state["prototypes"] = {0: torch.ones(2)}
+        return Weighted(model)
+
+
 class NoRows(Averaging):
     """Forgets to return its predictors."""
 
@@ -185,6 +195,7 @@ class NoRows(Averaging):
             r"client 0, round 1, local_update: MethodError: what it is sent .* unexpected keyword argument 'modell'",
         ),
         (Slash(), r"client 0, round 1, local_update: MethodError: local_update returned the key 'a/b'"),
+        (PrototypesByClass(), r"client 0, round 1, .* client.state cannot be kept: .* got 0 below 'prototypes/'"),
     ],
 )
 def test_a_breach_names_client_and_procedure_and_where_it_is(method: Algorithm, message: str) -> None:
@@ -221,6 +232,8 @@ def test_a_round_that_returns_nothing_is_played_once() -> None:
 def test_trees_are_checked() -> None:
     with pytest.raises(MethodError, match=r"client.state cannot be kept: .* 'seen' is a list"):
         check_keepable({"seen": [1, 2]})
+    with pytest.raises(MethodError, match=r"client.state cannot be kept: keys .* strings without '/', got 3 below 'seen/'"):
+        check_keepable({"seen": {3: torch.ones(2)}})
     with pytest.raises(MethodError, match=r"look returned the key 3"):
         check_sendable({"a": {3: 1.0}}, "look")
     with pytest.raises(MethodError, match=r"look must return a dict of tensors and numbers, got float"):
