@@ -34,6 +34,7 @@ from rayfl.experiment.example_privacy import check_example_privacy
 from rayfl.experiment.labels import check_labels
 from rayfl.experiment.messages import check_messages
 from rayfl.experiment.optimizers import check_optimizer
+from rayfl.experiment.own_methods import misspelt_hooks
 from rayfl.experiment.privacy import check_privacy
 from rayfl.experiment.secure_sums import check_secure_sums
 from rayfl.experiment.selection import check_selection
@@ -98,6 +99,8 @@ def check_parts(parts: Parts) -> np.ndarray:
     if parts.schedule is not None and parts.buffered:  # a first plan finds what is wrong with lists and traces
         parts.schedule.plan(0, parts.first_clock(parts.initial_server()))
     remarks = [*algorithm.idle_settings(), *algorithm.remarks(parts.context)]
+    if names_an_object(algorithm.name):
+        remarks += misspelt_hooks(type(algorithm))
     for remark in [*remarks, *statistics_remarks(algorithm, parts.task)]:
         _log.warning("algorithm: %s", remark)
     if idle := parts.config.cluster.idle_settings():

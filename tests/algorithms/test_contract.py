@@ -232,7 +232,9 @@ def test_a_round_that_returns_nothing_is_played_once() -> None:
 def test_trees_are_checked() -> None:
     with pytest.raises(MethodError, match=r"client.state cannot be kept: .* 'seen' is a list"):
         check_keepable({"seen": [1, 2]})
-    with pytest.raises(MethodError, match=r"client.state cannot be kept: keys .* strings without '/', got 3 below 'seen/'"):
+    with pytest.raises(
+        MethodError, match=r"client.state cannot be kept: keys .* strings without '/', got 3 below 'seen/'"
+    ):
         check_keepable({"seen": {3: torch.ones(2)}})
     with pytest.raises(MethodError, match=r"look returned the key 3"):
         check_sendable({"a": {3: 1.0}}, "look")

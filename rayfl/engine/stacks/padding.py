@@ -48,8 +48,9 @@ def _values(
     request: TrainRequest, step: int, rank: int, feed: Feed, task: Task, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Returns the two losses; None where all samples of the mini-batch are the one that it is padded with."""
-    x, y, mask = (None if part is None else part[rank] for part in feed.batch(step, rank + 1))
-    assert x is not None and y is not None and mask is not None
+    stacked_x, stacked_y, masks = feed.batch(step, rank + 1)
+    assert masks is not None
+    x, y, mask = stacked_x[rank], stacked_y[rank], masks[rank]
     count = int(mask.sum())
     other = next((row for row in range(count) if not torch.equal(x[row], x[count])), None)
     if other is None:

@@ -69,7 +69,9 @@ def test_objectives_are_stacked_where_no_padding_counts(
     objective: Any, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(lambda: TwoLayers(6, 9, 4))
-    requests = [request(examples(n, VECTOR, k), network.initialize(k), objective, client=k) for k, n in enumerate(sizes)]
+    requests = [
+        request(examples(n, VECTOR, k), network.initialize(k), objective, client=k) for k, n in enumerate(sizes)
+    ]
     alone = [looped.train(one, Classification(network), CPU) for one in requests]
     monkeypatch.setattr(looped, "train", lambda *_: pytest.fail("trained one by one"))
     for reply, expected in zip(engine(network).execute(requests), alone, strict=True):
