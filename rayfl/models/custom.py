@@ -77,6 +77,7 @@ class CustomModel(Factorizable):
                 or autograd refuses the model.
             ConfigError: the factory cannot be imported.
         """
+        import_object(self.factory, "model")  # a module that draws numbers draws them now, and not as initial values
         network = Network(partial(self.build, spec))
         try:
             try_out(network, spec, self._label)
@@ -147,6 +148,11 @@ class CustomModel(Factorizable):
             raise ModelError(
                 f"{self._label}: lazy layers have no sizes yet ({', '.join(lazy)}); give the layers their sizes, which "
                 "follow from spec.shape"
+            )
+        if imaginary := [name for name, tensor in module.named_parameters() if tensor.is_complex()]:
+            raise ModelError(
+                f"{self._label}: models are trained in float32, which has no imaginary part, and these parameters are "
+                f"complex: {', '.join(imaginary)}; have two real ones in place of each (torch.view_as_complex)"
             )
         return module
 

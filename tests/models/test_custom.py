@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -85,6 +87,7 @@ def test_what_cannot_be_vectorized_is_found_by_running_it(name: str, reason: str
         ("failing", None, "KeyError"),
         ("overwriting", "4", "cannot be trained: .*inplace operation"),
         ("lazy", "2", r"no sizes yet \(1.weight, 1.bias\).*spec.shape"),
+        ("complex_layer", "3", "no imaginary part, and these parameters are complex: phase;"),
         ("Counting", None, "all clients would share it; .*register_buffer"),
         ("Listing", None, "would be trained in vain: .* not from a list"),
         ("Replacing", None, r"another tensor in the place of mean, .*: change it in place, as in self\.mean\.copy_"),
@@ -95,6 +98,29 @@ def test_what_is_wrong_with_a_model_is_said(name: str, head: str | None, reason:
     with pytest.raises(ModelError, match=reason) as error:
         own(name, head).network(IMAGE)
     assert f"own_models:{name}" in str(error.value)
+
+
+DRAWING_MODULE = """
+import torch
+from torch import nn
+
+unused = torch.randn(5)
+
+def fixed(spec):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 4))
+    model[1].requires_grad_(False)
+    return model
+"""
+
+
+def test_what_a_module_draws_when_it_is_imported_changes_no_initial_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_that_draws.py").write_text(DRAWING_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = CustomModel(factory="module_that_draws:fixed", head="2")
+    network, again = model.network(IMAGE), model.network(IMAGE)
+    assert torch.equal(network.logits(network.initialize(0), X), again.logits(again.initialize(0), X))
 
 
 @pytest.mark.parametrize(

@@ -192,3 +192,10 @@ def fully_convolutional(spec: InputSpec) -> nn.Module:
 
 def shrinking(spec: InputSpec) -> nn.Module:
     return nn.Sequential(nn.Conv2d(spec.shape[0], 5, 3), nn.Conv2d(5, spec.num_classes, 1))
+
+
+def complex_layer(spec: InputSpec) -> nn.Module:
+    """A model one of whose parameters is complex."""
+    model = plain(spec)
+    model.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    return model
