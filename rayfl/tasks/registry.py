@@ -24,6 +24,7 @@ from rayfl.tasks.classification_section import ClassificationSection
 from rayfl.tasks.forecasting import ForecastingSection
 from rayfl.tasks.further_tasks import Error, ErrorLoss, LanguageModel, Multilabel, Regression, Segmentation
 from rayfl.tasks.nodes import NodeClassificationSection
+from rayfl.tasks.own_measures import check_measures
 from rayfl.tasks.preference import PreferenceSection
 from rayfl.tasks.recommendation import RecommendationSection
 from rayfl.tasks.section import TARGETS, TaskSection
@@ -183,6 +184,7 @@ class CustomTask(TaskSection):
             if why := unfit_metrics(metrics):
                 names = ", ".join(metric.name for metric in metrics)
                 raise ConfigError(f"task {self.factory}: the metrics of its measures ({names}) do not fit: {why}")
+            check_measures(made.measures, f"task {self.factory}")
             return made
 
         return make

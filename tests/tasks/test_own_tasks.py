@@ -176,3 +176,25 @@ class ColumnTwice(Regression):
 
 class Nothing(NetworkTask):
     """Defines nothing."""
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            lambda vectors: {"loss": float(vectors.sum())},
+            r"'loss' of sums of shape \(2, \d\) must be an array .* got float",
+        ),
+        (lambda vectors: {"loss": torch.ones(2)}, "got Tensor"),
+        (lambda vectors: {"loss": np.ones(3)}, r"got shape \(3,\)"),
+        (lambda vectors: {"losses": np.ones(2)}, "lacks the metric 'loss'"),
+        (lambda vectors: None, "must return the metrics by name, got NoneType"),
+        (lambda vectors: vectors.missing, "fails for sums that are 0, .*: AttributeError"),
+    ],
+)
+def test_measures_that_make_no_metrics_are_refused_before_the_run(
+    values: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(JudgedByLoss.measures), "values", lambda self, vectors: values(vectors))
+    with pytest.raises(ConfigError, match=words):
+        _ = Parts(load_config(Experiment, sections(task=f"{__name__}:JudgedByLoss"), {})).task
