@@ -22,6 +22,7 @@ from rayfl.engine.stack_sizes import clients_for_rows, rows_per_step_of
 from rayfl.engine.stacks import vectorized
 from rayfl.engine.stacks.capture import Capture, CudaGraphs
 from rayfl.engine.stacks.compiled_steps import Compiler
+from rayfl.engine.stacks.padding import PaddingCheck
 from rayfl.engine.steps import looped
 from rayfl.engine.steps.flops import FlopCounter
 from rayfl.engine.updates.requests import SERVER, GradientRequest, Objective, OutputRequest, Request, TrainRequest
@@ -78,6 +79,7 @@ class Engine:
         self.saves_memory = False
         self._said: set[str] = set()
         self._unstackable: list[Objective] = []
+        self._padding = PaddingCheck()
         self._of_gradients, self._of_outputs = Pieces("samples of a gradient"), Pieces("samples of a forward pass")
 
     def count_flops(self) -> None:
@@ -156,7 +158,7 @@ class Engine:
         Attempts can be repeated: an update writes its results only when all of it is computed.
         """
         try:
-            return list(vectorized.train(requests, task, self.device, self._capture, self._compiler))
+            return list(vectorized.train(requests, task, self.device, self._capture, self._compiler, self._padding))
         except BaseException as error:
             too_large, reason = ran_out_of_memory(error), _first_line(error)
             saves = too_large and self._save_memory(len(requests))

@@ -9,39 +9,55 @@ from torch import Tensor
 
 from rayfl.engine.steps.looped import step_keys
 from rayfl.engine.updates.feed import Feed
-from rayfl.engine.updates.requests import TrainRequest, on_device, one_value
+from rayfl.engine.updates.requests import Objective, TrainRequest, on_device, one_value
 from rayfl.errors import MethodError
 from rayfl.params import leaves, map_leaves
 from rayfl.tasks.base import Batch, Task, begin_step
 
 
-def check_padding(ranked: Sequence[TrainRequest], feed: Feed, task: Task, device: torch.device) -> None:
-    """Takes one client's loss of a padded mini-batch twice, with another sample as padding the second time.
+class PaddingCheck:
+    """Tries objectives on padded mini-batches, each once in a process, since it takes passes and waits for the device."""
 
-    A mean over all rows of a mini-batch, as ``cross_entropy(logits, batch.y)`` takes it, counts padding as samples: the
-    client's gradient would be another one than when it is trained alone, and nothing would say so.
+    def __init__(self) -> None:
+        self._tried: list[Objective] = []
 
-    Args:
-        ranked: the clients' local updates, in the order of the stack.
-        feed: their mini-batches.
-        task: what is learned.
-        device: where the stack computes.
+    def check(self, ranked: Sequence[TrainRequest], feed: Feed, task: Task, device: torch.device) -> None:
+        """Takes one client's loss of a padded mini-batch twice, with another sample as padding the second time.
 
-    Raises:
-        MethodError: the loss depends on the padding.
-    """
-    place = feed.first_padded()
-    if place is None or ranked[0].private is not None:  # private steps take the loss of one sample at a time
-        return
-    try:
-        values = _values(ranked[place[1]], *place, feed, task, device)
-    except Exception:  # what is wrong with the objective itself its first step tells
-        return
-    if values is not None and not torch.allclose(*values, rtol=1e-4, atol=1e-6, equal_nan=True):
-        raise MethodError(
-            "the loss of a mini-batch depends on its padding (average over samples with batch.mean(values), which "
-            "leaves out the padding of stacked clients)"
-        )
+        A mean over all rows of a mini-batch, as ``cross_entropy(logits, batch.y)`` takes it, counts padding as samples:
+        the client's gradient would be another one than when it is trained alone, and nothing would say so.
+
+        Args:
+            ranked: the clients' local updates, in the order of the stack.
+            feed: their mini-batches.
+            task: what is learned.
+            device: where the stack computes.
+
+        Raises:
+            MethodError: the loss depends on the padding.
+        """
+        objective = ranked[0].objective
+        if ranked[0].private is not None or objective in self._tried:  # private steps have one sample at a time
+            return
+        place = feed.first_padded()
+        if place is None:
+            return
+        try:
+            values = _values(ranked[place[1]], *place, feed, task, device)
+        except Exception:  # what is wrong with the objective itself its first step tells
+            return
+        if values is None:
+            return
+        if not torch.allclose(*values, rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise MethodError(
+                "the loss of a mini-batch depends on its padding (average over samples with batch.mean(values), which "
+                "leaves out the padding of stacked clients)"
+            )
+        self._tried = [*self._tried, objective][-_REMEMBERED:]
+
+
+_REMEMBERED = 64
+"""Objectives that are remembered: users may make a new one in every round."""
 
 
 def _values(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rayfl.engine.stacks.capture import Capture, GraphedSteps
 from rayfl.engine.stacks.compiled_steps import Compiler
-from rayfl.engine.stacks.padding import check_padding
+from rayfl.engine.stacks.padding import PaddingCheck
 from rayfl.engine.stacks.stacked_autograd import StackedAutograd
 from rayfl.engine.stacks.stacked_terms import StackedTerms
 from rayfl.engine.stacks.step_matrices import NotLinearError, StepMatrices
@@ -54,6 +54,7 @@ def train(
     device: torch.device,
     capture: Capture | None = None,
     compiler: Compiler | None = None,
+    padding: PaddingCheck | None = None,
 ) -> list[Tree]:
     """Runs the local updates of one group (equal ``TrainRequest.group()``).
 
@@ -64,6 +65,7 @@ def train(
         capture: captures steps as graphs and replays them; None for eager steps.
         compiler: compiles steps; None for eager steps. With a compiler, texts keep their padding, and there are fewer
             different numbers of clients, so that few forms of steps are compiled.
+        padding: tries the objective on padded mini-batches; None to take it as it is.
 
     Returns:
         The trained trees, in the order given.
@@ -71,7 +73,8 @@ def train(
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
     feed = Feed(ranked, device, trimmer_of(task) if compiler is None else None)
-    check_padding(ranked, feed, task, device)
+    if padding is not None:
+        padding.check(ranked, feed, task, device)
     stack = _stack_of(ranked, task, device, compiler)
     trained: list[Tree] = []
     slots: list[dict[str, dict[str, Tensor]]] = []
