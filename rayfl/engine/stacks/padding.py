@@ -16,7 +16,7 @@ from rayfl.tasks.base import Batch, Task, begin_step
 
 
 class PaddingCheck:
-    """Tries objectives on padded mini-batches, each once in a process, since it takes passes and waits for the device."""
+    """Tries objectives on padded mini-batches, once in a process each: it takes passes, and waits for the device."""
 
     def __init__(self) -> None:
         self._tried: list[Objective] = []
