@@ -25,6 +25,7 @@ class Call:
         payloads: keyword arguments by client.
         counted: whether the messages count as traffic.
         required: whether none of the clients may be left out; see :meth:`Clients.mean`.
+        down: bytes that it takes to send each client the above, if they are fewer than those of the tensors.
     """
 
     procedure: str
@@ -34,6 +35,7 @@ class Call:
     payloads: Mapping[int, Tree]
     counted: bool = True
     required: bool | None = None
+    down: Mapping[int, int] | None = None
 
     def of(self, clients: Sequence[int]) -> Call:
         """Returns the call for these clients only."""

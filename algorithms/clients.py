@@ -106,6 +106,7 @@ class Clients(ABC):
         also: Weighted | None = None,
         counted: bool = True,
         required: bool | None = None,
+        down: Mapping[int, int] | None = None,
     ) -> Tree:
         """The weighted mean of what ``procedure`` returns (:class:`Weighted`) over the cohort.
 
@@ -121,6 +122,8 @@ class Clients(ABC):
             counted: see :meth:`map`.
             required: True: a client that fails here ends the run, whatever the configuration says; None: one that is
                 not of the round's cohort does; False: every one may be left out, and is missing in what comes back.
+            down: bytes by client that a deployment sends in place of the tensors, if clients can make these from fewer,
+                as a model from the scalars that it has moved by.
 
         Raises:
             ClientError: when the contributions have no mean together, as trees of different structures.
@@ -128,7 +131,7 @@ class Clients(ABC):
                 ``aggregator`` or ``attack`` cannot be applied to the messages.
         """
         self._check_messages("mean", procedure, also is None)
-        call = _call("mean", procedure, cohort, broadcast, payloads, counted, required)
+        call = _call("mean", procedure, cohort, broadcast, payloads, counted, required, down)
         check_cohort(self._context, cohort, call.procedure)
         if self._context.one_by_one:
             context, sent = self._context, self.call(replace(call, kind="each")).values
@@ -194,6 +197,7 @@ class Clients(ABC):
         payloads: Mapping[int, Tree] | None = None,
         counted: bool = True,
         required: bool | None = None,
+        down: Mapping[int, int] | None = None,
     ) -> dict[int, Any]:
         """Returns what ``procedure`` returns (a tree), by client, ascending; every client's result travels.
 
@@ -205,12 +209,13 @@ class Clients(ABC):
             counted: whether the messages count as traffic. Not for work that a deployment's server does by itself
                 and that is done on the actors here because they have the devices.
             required: see :meth:`mean`.
+            down: see :meth:`mean`.
 
         Raises:
             MethodError: when ``procedure`` is not asynchronous.
         """
         self._check_messages("map", procedure)
-        call = _call("map", procedure, cohort, broadcast, payloads, counted, required)
+        call = _call("map", procedure, cohort, broadcast, payloads, counted, required, down)
         return dict(sorted(self.call(call).values.items()))
 
     def _check_messages(self, kind: str, procedure: Procedure, alone: bool = True) -> None:
@@ -248,8 +253,9 @@ def _call(
     payloads: Mapping[int, Tree] | None,
     counted: bool = True,
     required: bool | None = None,
+    down: Mapping[int, int] | None = None,
 ) -> Call:
-    return Call(name_of(procedure), kind, tuple(cohort), broadcast, payloads or {}, counted, required)
+    return Call(name_of(procedure), kind, tuple(cohort), broadcast, payloads or {}, counted, required, down)
 
 
 def name_of(procedure: Procedure) -> str:

@@ -13,7 +13,8 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``privacy.tree.<tensor>``, ``privacy.banded.<tensor>``, ``attack.labels``, ``attack.backdoor``, ``aggregator.<call>``,
 ``topology``, ``mask``, ``labelled``, ``batches.unlabelled``, ``long_tail``, ``long_tail.order``, ``long_tail.test``,
 ``stages.order``, ``stages.samples``, ``stages.memory``, ``stages.concept``, ``density``, ``contribution``,
-``stages.clients``, ``edges``, ``dispatch``, ``secure_sum``, ``selection``, ``views``, ``augment.gradient``;
+``stages.clients``, ``directions``, ``edges``, ``dispatch``, ``secure_sum``, ``selection``, ``views``,
+``augment.gradient``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """
 

@@ -251,7 +251,8 @@ class Federation(Clients):
         if call.counted:
             common = num_bytes(call.broadcast)
             for client in call.clients:
-                self.traffic.add(client, down=common + num_bytes(call.payloads.get(client, {})))
+                whole = common + num_bytes(call.payloads.get(client, {}))
+                self.traffic.add(client, down=whole if call.down is None else call.down[client])
         options = {"counted": call.counted, "summands": len(call.clients), "started": self._context.started}
         job = self._job(call.procedure, call.kind, splits=self._trained_splits, **options)
         replies = Replies()

@@ -28,6 +28,7 @@ _EVERYBODY = ["train.clients_per_round=all"]
 NEEDS = {
     "scaffold": ["train.momentum=0"],
     "pfedme": _PLAIN_SGD,
+    **dict.fromkeys(("fedkseed", "decomfl", "feedsign"), _PLAIN_SGD),
     "l2gd": [*_PLAIN_SGD, *_EVERYBODY],
     "fedme": [*_EVERYBODY, "holdout.public=1000"],
     "feddf": ["holdout.public=1000"],

@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "elastic", "fedcross", "feddisco", "fedawa"),
         *("fedlaw", "turbosvm", "kafe", "fedld", "fedbuff", "fedasync"),
     ),
+    "the one model, without backpropagation": ("fedzo", "fedkseed", "decomfl", "feedsign"),
     "the one model, where the loss is flat": ("fedsam", "fedlesam", "fedsol"),
     "the one model, from features that agree or spread": (
         *("moon", "fedmmd", "fedfusion", "feddecorr", "feduv", "fedrcl", "fpl", "fedsr", "fediir"),

@@ -31,6 +31,10 @@ LATER = {
     ("fedas", "align_first"): "for clients that take part for the first time",
     ("feddrift", "merge_threshold"): "no cluster of the small run is old enough to be merged",
     ("federaser", "calibration_share"): "nobody leaves in the small run",
+    **{
+        ("feedsign", option): "it does not turn the votes of the last round"
+        for option in ("aggregation", "difference", "perturbation")
+    },
     ("fedfomo", "explore"): "all clients that there are have been met",
     ("fedfomo", "explore_decay"): "all clients that there are have been met",
     ("fedbuff", "staleness_threshold"): "no update of the small run is late",

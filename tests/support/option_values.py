@@ -136,6 +136,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("depthfl", "aggregation"): {"alpha": 0},
     ("depthfl", "classifiers"): {"depths": (1,)},
     **{("fjord", key): {"self_distillation": True} for key in ("distillation_weight", "temperature")},
+    ("fedkseed", "amplitude_clip"): {"sampling": "amplitude", "candidates": 5},
     ("fedrecon", "adaptivity"): {"server_optimizer": "adam"},
     ("fedvarp", "assignment"): {"clusters": 2},
     ("gpfedrec", "hops"): {"neighbours": 1},
@@ -165,6 +166,7 @@ OTHERS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("gcfl", "mean_norm"): (0.0,),
     **{(key, "server_max_grad_norm"): (1e-3,) for key in ("feddf", "perada")},
     ("fedetf", "projection_dim"): (5,),
+    ("fedkseed", "amplitude_clip"): (0.1,),
     ("fedu", "threshold"): (0.0,),
     ("fedme", "cluster_rounds"): ((0,), (2,)),
     ("fedme", "initial_architecture"): (1,),
@@ -200,6 +202,7 @@ PERMISSIONS = {
     *(("fedema", "target_momentum"), ("fedu", "target_momentum")),
     ("fpl", "clusters"),
     ("fednoro", "mixtures"),
+    ("feedsign", "aggregation"),
     ("feddrift", "merge_threshold"),
     ("federaser", "calibration_share"),
     *(("fedasync", option) for option in ("staleness", "exponent", "slope", "hinge")),
@@ -207,7 +210,7 @@ PERMISSIONS = {
 """Options without which momentum is refused, and which do nothing more; those of target networks, which tasks other
 than BYOL's have not (``tests/algorithms/test_fedema.py``); that of FINCH's partitions, which are one and the same of
 fewer than eight clients (``tests/algorithms/test_fpl.py``); that of votes, which agree on so few clients
-(``tests/algorithms/test_fednoro.py``); that of clusters that merge, which takes a fourth round
+(``tests/algorithms/test_fednoro.py``, ``test_feedsign.py``); that of clusters that merge, which takes a fourth round
 (``tests/algorithms/test_feddrift.py``); that of clients who leave, which nobody does
 (``tests/algorithms/test_federaser.py``); and those of the age of models, which rounds with a barrier have not
 (``tests/algorithms/test_fedasync.py``)."""

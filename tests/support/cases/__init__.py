@@ -18,6 +18,7 @@ from tests.support.cases.own_models import OWN_MODELS
 from tests.support.cases.partial_models import PARTIAL_MODELS
 from tests.support.cases.staged_models import STAGED_MODELS
 from tests.support.cases.submodels import SUBMODELS
+from tests.support.cases.zeroth_order import ZEROTH_ORDER
 from tests.support.experiments import KINDS
 from tests.support.toy_networks import two_layers
 from tests.support.toys import Toy, random_clients
@@ -31,6 +32,7 @@ ALGORITHMS = {
     **SUBMODELS,
     **EXCHANGES,
     **STAGED_MODELS,
+    **ZEROTH_ORDER,
 }
 _FIRST = {case.algorithm.name: name for name, case in reversed(ALGORITHMS.items())}
 CASES = pytest.mark.parametrize(
