@@ -20,8 +20,8 @@ class DeComFL(CommonSteps):
     """DeComFL: what travels are slopes along directions that all clients have in common, however large the model is.
 
     A round has K steps and P directions z_kp of standard normal entries for each, made of seeds that the server draws.
-    Every client i of the cohort S begins with the model w and takes the K steps, each on a mini-batch, over which f_i is
-    the mean loss:
+    Every client i of the cohort S begins with the model w and takes the K steps. f_i is the mean loss over the
+    mini-batch of a step:
 
         g_ikp = ( f_i(w_i + mu z_kp) - f_i(w_i) ) / mu
         w_i <- w_i - eta / P sum_p g_ikp z_kp

@@ -77,11 +77,11 @@ class FedKSeed(SharedDirections):
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         server = super().init(task, context)
-        first = next(iter(server["model"].values()))
-        server["accumulator"] = torch.zeros(self.candidates, dtype=first.dtype)
+        dtype = torch.promote_types(next(iter(server["model"].values())).dtype, torch.float32)
+        server["accumulator"] = torch.zeros(self.candidates, dtype=dtype)
         if self.sampling == "amplitude":
-            server["sizes"] = torch.zeros(self.candidates, dtype=torch.float64)
-            server["draws"] = torch.ones(self.candidates, dtype=torch.float64)
+            server["sizes"] = torch.zeros(self.candidates, dtype=dtype)
+            server["draws"] = torch.ones(self.candidates, dtype=dtype)
         return server
 
     def sent(self, server: Tree) -> Tree:
@@ -106,8 +106,8 @@ class FedKSeed(SharedDirections):
         total, eta = server["accumulator"].double(), clients.context.train.lr_in(clients.context.round)
         after: Tree = {name: server[name].clone() for name in ("sizes", "draws") if name in server}
         for client, pairs in found.items():
-            seeds, slopes = pairs["seeds"].long(), pairs["slopes"].double()
-            total = total.index_add(0, seeds, slopes, alpha=eta * mass[client] / sum(mass.values()))
+            seeds, slopes = pairs["seeds"].long(), pairs["slopes"].to(server["accumulator"].dtype)
+            total = total.index_add(0, seeds, slopes.double(), alpha=eta * mass[client] / sum(mass.values()))
             if after:
                 after["sizes"].index_add_(0, seeds, slopes.abs().clamp(max=self.amplitude_clip))
                 after["draws"].index_add_(0, seeds, torch.ones_like(slopes))

@@ -47,7 +47,7 @@ class FeedSign(CommonSteps):
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
         found = limits_without_effect("name", 1, context.train)
-        return tuple(one.replace("algorithm.name says how many local steps there are", "FeedSign") for one in found)
+        return tuple(f"{one.partition(':')[0]}: a round of FeedSign has one local step" for one in found)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -267,7 +267,7 @@ TRAIN: dict[str, dict[str, Any]] = {
     "mime": {"momentum": 0.0},
     "mimelite": {"momentum": 0.0},
     "scaffnew": {"momentum": 0.0, "clients_per_round": "all"},
-    **dict.fromkeys(("fedkseed", "decomfl", "feedsign"), {"momentum": 0.0}),
+    **{key: {"momentum": 0.0} for key in ("fedkseed", "decomfl", "feedsign")},
     "pfedme": {"momentum": 0.0},
     "pfedbayes": {"momentum": 0.0},
     "l2gd": {"momentum": 0.0, "clients_per_round": "all"},
