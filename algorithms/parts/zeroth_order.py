@@ -1,7 +1,7 @@
 """Zeroth-order steps: slopes of the loss along random directions, from losses alone, without backpropagation.
 
-The directions are numbers of keys (:mod:`rayfl.engine.gradients.counted_normals`): whoever has a key has its direction,
-so that a step is told by a key and a scalar.
+The directions are made of keys (:mod:`rayfl.engine.gradients.counted_normals`): who has the key has the direction, so
+that a step is told by a key and a scalar.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ZerothOrder(Algorithm):
     """A method whose local steps go along estimates of the gradient that need losses alone."""
 
     running_statistics: ClassVar[str] = (
-        "its losses are those of models in evaluation mode, which record none: they stay as the model began"
+        "local steps of this method read losses of models in evaluation mode, which leave them as the model began"
     )
 
     perturbation: float = setting(
@@ -90,7 +90,7 @@ def split(numbers: Tensor, like: Tree) -> Tree:
 def walked(model: Tree, keys: Tensor, amounts: Tensor, task: Task) -> Tree:
     """The model after steps along directions: w - sum_r amounts[r] z_r, with buffers as they are.
 
-    Sums are taken in float64 in the order of the keys, so that whoever has keys and amounts gets the same bits. A
+    Sums are taken in float64 in the order of the keys, so that all who have keys and amounts get the same bits. A
     direction with the amount 0 is not made.
 
     Args:

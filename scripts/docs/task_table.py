@@ -127,6 +127,7 @@ TRAIN: dict[str, dict[str, Any]] = {
     "fedme": {"clients_per_round": "all"},
     "cfl": {"clients_per_round": "all"},
     "gcfl": {"clients_per_round": "all"},
+    **{key: {"lr": 0.001} for key in ("fedkseed", "decomfl", "feedsign")},
 }
 
 
