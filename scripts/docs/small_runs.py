@@ -19,10 +19,13 @@ _TURNING = "partition.classes_per_client=10 stages.name=rotation stages.count=3 
 """Images that turn twice during a run, for methods that do nothing of their own on data that stay."""
 _NOISY = "partition.classes_per_client=10 noise.kind=symmetric noise.ratio=0.7 noise.clients=0.4"
 """Wrong labels at some clients, for methods that are made for these."""
+_FEW = "model.hidden=[16] partition.classes_per_client=10 train.momentum=0"
+"""A small model and clients that are alike, for methods whose steps are the noisier the more parameters there are."""
 NEEDS = {
     "ccvr": "algorithm.calibrate_every=2",
     "cfl": "train.clients_per_round=all",
     "creff": "algorithm.features_per_class=20 algorithm.retrain_epochs=50 algorithm.retrain_lr=0.1",
+    "decomfl": f"{_FEW} train.lr=0.02 algorithm.local_steps=20 algorithm.directions=20",
     "dense": (
         "partition.classes_per_client=10 train.rounds=6 train.local_epochs=30 algorithm.draws=20 "
         "algorithm.generator_width=8 algorithm.noise_dim=32 algorithm.made_per_draw=64 "
@@ -39,6 +42,7 @@ NEEDS = {
     "feddf": "holdout.public=200 algorithm.distill_steps=100",
     "fedewc": _TURNING,
     "federaser": "stages.name=clients stages.count=2 stages.rounds=15 stages.course=leave",
+    "fedkseed": f"{_FEW} train.lr=0.01",
     "fedlaw": "holdout.public=200",
     "fedloge": "algorithm.classifier_norm=1",
     "fedlsr": f"{_NOISY} train.lr=0.15 train.momentum=0.9",
@@ -50,6 +54,8 @@ NEEDS = {
     "flexlora": "algorithm.ranks=[1,2,4]",
     "flora": "algorithm.ranks=[1,2,4]",
     "fedweit": _TURNING,
+    "fedzo": f"{_FEW} train.lr=0.01 algorithm.distribution=gaussian algorithm.directions=20",
+    "feedsign": f"{_FEW} train.lr=0.03",
     "fixmatch": "labelled.share=0.2 algorithm.threshold=0.8 algorithm.unlabelled_ratio=1",
     "fltrust": "holdout.public=100",
     "flwf": _TURNING,

@@ -53,6 +53,20 @@ def test_work_that_a_deployment_does_on_the_server_is_no_traffic(tmp_path: Path)
     assert federation.traffic.by_client == {1: (0, 8), 4: (0, 8)}
 
 
+def test_what_clients_can_make_counts_as_what_they_make_it_from(tmp_path: Path) -> None:
+    """A method says how many bytes they are sent; one that says nothing sends its tensors."""
+    federation, procedure = World(tmp_path, 2).federation, Counting().visits
+    federation.begin_round(0)
+    federation.map(procedure, [1, 4], {}, down={1: 5, 4: 0})
+    federation.map(procedure, [4], {}, down={4: 7, 1: 100})
+    assert federation.traffic.by_client == {1: (5, 8), 4: (7, 16)}
+    toy = toy_of(ALGORITHMS["fedavg"])
+    toy.federation.begin_round(0, ("test",))
+    model, size = toy.server["model"], 8 * toy.task.network.num_parameters
+    toy.federation.mean(toy.algorithm.local_update, [0, 2], {"model": model}, down={0: 1, 2: 2})
+    assert toy.federation.traffic.by_client == {0: (1, size), 2: (2, size)}
+
+
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_the_pooled_client_owns_everybodys_samples(hosts: int, tmp_path: Path) -> None:
     world = World(tmp_path, hosts)
