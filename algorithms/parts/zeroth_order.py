@@ -6,6 +6,7 @@ that a step is told by a key and a scalar.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import ClassVar, Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from algorithms.base import Algorithm, setting
 from algorithms.parts.mixture import parameters
 from rayfl.engine.gradients.counted_normals import normals
+from rayfl.errors import ConfigError
 from rayfl.params import Tree, inner_product
 from rayfl.tasks.base import Batch, Model, Task
 
@@ -33,6 +35,15 @@ class ZerothOrder(Algorithm):
     difference: Difference = setting(
         "forward", "", "slopes from w and w + mu z (forward), or from w - mu z and w + mu z (central)"
     )
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        if "training" not in signature(task.loss).parameters:
+            raise ConfigError(
+                f"algorithm: {self.name} takes losses in evaluation mode, but the loss of task={task.name} is defined "
+                "without the argument training: define loss(self, model, batch, training=True), or only loss_of, or "
+                "choose another method"
+            )
 
     def estimated(
         self, model: Model, batch: Batch, task: Task, keys: Tensor, unit: bool = False
@@ -57,7 +68,7 @@ class ZerothOrder(Algorithm):
         count = sum(leaf.numel() for leaf in point.values())
 
         def loss(at: Tree) -> Tensor:
-            return task.loss_of(task.logits({**fixed, **at}, batch, training=False), batch)
+            return task.loss({**fixed, **at}, batch, training=False)
 
         here = loss(point) if self.difference == "forward" else None
         slopes, total = [], {name: torch.zeros_like(leaf) for name, leaf in point.items()}

@@ -108,7 +108,7 @@ class Task(Protocol):
 
     def classify(self, model: Model, features: Tensor, training: bool = True) -> Tensor: ...
 
-    def loss(self, model: Model, batch: Batch) -> Tensor: ...
+    def loss(self, model: Model, batch: Batch, training: bool = True) -> Tensor: ...
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor: ...
 
@@ -263,6 +263,6 @@ class NetworkTask(ABC):
         """Returns outputs of shape (b, C) for features of shape (b, f); ``training`` as for :meth:`logits`."""
         return self.network.classify(model, features, training=training)
 
-    def loss(self, model: Model, batch: Batch) -> Tensor:
-        """Returns the loss of ``model`` on ``batch``; a scalar."""
-        return self.loss_of(self.logits(model, batch), batch)
+    def loss(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
+        """Returns the loss of ``model`` on ``batch``; a scalar. ``training`` as for :meth:`logits`."""
+        return self.loss_of(self.logits(model, batch, training), batch)

@@ -190,11 +190,11 @@ class LanguageModel(NetworkTask):
         """Returns how predictions are scored."""
         return LanguageMeasures()
 
-    def loss(self, model: Model, batch: Batch) -> Tensor:
+    def loss(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Returns the mean cross-entropy over the positions with a target."""
         if not self._plain(_OF_THE_LOSS):
-            return super().loss(model, batch)
-        losses = self.network.token_losses(model, batch.x, batch.y, training=True, mask=batch.mask)
+            return super().loss(model, batch, training)
+        losses = self.network.token_losses(model, batch.x, batch.y, training=training, mask=batch.mask)
         return _mean_over_tokens(losses, batch)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:

@@ -64,13 +64,13 @@ class Preference(NetworkTask):
         """Returns the measures, unless a subclass scores in its own way."""
         return self.measures if type(self).statistics is Preference.statistics else None
 
-    def loss(self, model: Model, batch: Batch) -> Tensor:
+    def loss(self, model: Model, batch: Batch, training: bool = True) -> Tensor:
         """Returns the mean of the pairs' losses; at most ``output_rows`` rows of logits exist at a time."""
         if type(self).loss_of is not Preference.loss_of or type(self).logits is not Preference.logits:
-            return super().loss(model, batch)
+            return super().loss(model, batch, training)
         dtype = next(iter(model.values())).dtype
         reference = self._of_reference(batch, dtype)  # before the pass whose tensors stay bound
-        return self._mean(self._tokens(model, batch.x, batch.y, training=True), reference, batch)
+        return self._mean(self._tokens(model, batch.x, batch.y, training), reference, batch)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Returns the mean of the pairs' losses for given outputs, shape (b, 2, T, V)."""

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from algorithms.decomfl import DeComFL
+from algorithms.fedkseed import FedKSeed
 from algorithms.fedzo import FedZO
+from algorithms.feedsign import FeedSign
 from rayfl.engine.gradients.counted_normals import drawn_keys
+from rayfl.errors import ConfigError
 from rayfl.experiment.checks import statistics_remarks
 from rayfl.tasks.base import Batch
+from rayfl.tasks.classification import Classification
 from tests.support.both_modes import assert_modes_agree
 from tests.support.plain_steps import slopes
+from tests.support.toy_networks import two_layers
 from tests.support.toys import assert_close, assert_equal
 from tests.support.zeroth_order_toys import (
     COHORTS,
@@ -151,6 +157,18 @@ def test_no_layer_of_the_network_is_recorded_for_autograd() -> None:
     layers = ("Mm", "Addmm", "Relu", "Softmax", "Nll")
     assert any("Dot" in name for name in seen)
     assert not [name for name in seen if any(layer in name for layer in layers)]
+
+
+@pytest.mark.parametrize("method", [FedZO(), FedKSeed(), DeComFL(), FeedSign()])
+def test_a_task_whose_loss_has_no_evaluation_mode_is_refused(method: Any) -> None:
+    class OwnLoss(Classification):
+        def loss(self, model: Any, batch: Any) -> Any:  # type: ignore[override]
+            return self.loss_of(self.logits(model, batch), batch)
+
+    task = two_layers()
+    method.check_task(task)
+    with pytest.raises(ConfigError, match=r"losses in evaluation mode.*loss_of"):
+        method.check_task(OwnLoss(task.network))
 
 
 def test_a_gradient_step_does_not_depend_on_the_order_in_which_the_server_keeps_tensors() -> None:
