@@ -66,6 +66,7 @@ class Algorithm(SamplesOfClients, UnlabelledSamples, KeptModels, BaseModel):
             ``aggregator``; attacks and ``compression`` are then possible in spite of ``no_privacy``. Else empty.
         keeps_target: whether clients keep a target network beside their model, with which BYOL compares.
         running_statistics: why those of batch normalization do not fit the models that are scored; else empty.
+        reduced_precision: why forward passes in bfloat16 do not suit its steps; else empty.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -90,6 +91,7 @@ class Algorithm(SamplesOfClients, UnlabelledSamples, KeptModels, BaseModel):
     own_rule: ClassVar[str] = ""
     keeps_target: ClassVar[bool] = False
     running_statistics: ClassVar[str] = ""
+    reduced_precision: ClassVar[str] = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuses what would be lost: no commit has a method's attributes, and no other process sees them.

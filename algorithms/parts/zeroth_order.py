@@ -29,6 +29,10 @@ class ZerothOrder(Algorithm):
         "local steps of this method read losses of models in evaluation mode, which leave them as the model began"
     )
 
+    reduced_precision: ClassVar[str] = (
+        "slopes are differences of two losses that hardly differ, which three digits do not tell apart"
+    )
+
     perturbation: float = setting(
         1e-3, "mu", "how far from the model the losses are taken that a slope is the difference of", gt=0
     )

@@ -17,6 +17,7 @@ from rayfl.experiment.checks import (
     check_trainable,
     check_unlabelled,
     names_remarks,
+    precision_remarks,
     statistics_remarks,
 )
 from rayfl.experiment.contribution import check_contribution
@@ -101,7 +102,7 @@ def check_parts(parts: Parts) -> np.ndarray:
     remarks = [*algorithm.idle_settings(), *algorithm.remarks(parts.context)]
     if names_an_object(algorithm.name):
         remarks += misspelt_hooks(type(algorithm))
-    for remark in [*remarks, *statistics_remarks(algorithm, parts.task)]:
+    for remark in [*remarks, *statistics_remarks(algorithm, parts.task), *precision_remarks(parts.config)]:
         _log.warning("algorithm: %s", remark)
     if idle := parts.config.cluster.idle_settings():
         _log.warning("cluster: there are no actors with backend=inline, and so no effect of %s", ", ".join(idle))

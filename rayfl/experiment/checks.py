@@ -222,6 +222,14 @@ def statistics_remarks(algorithm: Any, task: NetworkTask) -> list[str]:
     ]
 
 
+def precision_remarks(config: ExperimentConfig) -> list[str]:
+    """Returns what is wrong with forward passes in bfloat16 for a method; mostly nothing."""
+    why = config.algorithm.reduced_precision
+    if not why or config.engine.precision != "bfloat16":
+        return []
+    return [f"engine.precision is bfloat16, and {why}: set it to float32, or algorithm.perturbation far higher"]
+
+
 def check_private_norm(config: ExperimentConfig, task: NetworkTask, context: RoundContext) -> None:
     """Refuses normalization layers of the clients' own where there is nothing to keep, or the method needs them.
 

@@ -12,9 +12,11 @@ from algorithms.decomfl import DeComFL
 from algorithms.fedkseed import FedKSeed
 from algorithms.fedzo import FedZO
 from algorithms.feedsign import FeedSign
+from algorithms.registry import Experiment
+from rayfl.config.loading import load_config
 from rayfl.engine.gradients.counted_normals import drawn_keys
 from rayfl.errors import ConfigError
-from rayfl.experiment.checks import statistics_remarks
+from rayfl.experiment.checks import precision_remarks, statistics_remarks
 from rayfl.tasks.base import Batch
 from rayfl.tasks.classification import Classification
 from tests.support.both_modes import assert_modes_agree
@@ -129,6 +131,15 @@ def test_dropout_is_off_and_running_statistics_stay(mode: str) -> None:
         assert_equal({name: toy.server["model"][name] for name in buffers}, {name: before[name] for name in buffers})
         assert not torch.equal(toy.server["model"]["inner.weight"], before["inner.weight"])
     assert_equal(toys[0].server["model"], toys[1].server["model"])
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "said"), [("fedzo", "bfloat16", 1), ("fedzo", "float32", 0), ("fedavg", "bfloat16", 0)]
+)
+def test_bfloat16_is_warned_of(method: str, precision: str, said: int) -> None:
+    config = load_config(Experiment, None, [f"algorithm={method}", f"engine.precision={precision}"])
+    found = precision_remarks(config)
+    assert len(found) == said and all("differences of two losses" in remark for remark in found)
 
 
 def test_no_layer_of_the_network_is_recorded_for_autograd() -> None:
