@@ -31,22 +31,22 @@ class DepthFL(Algorithm):
 
     Depth i of D has the first ceil(i S / D) of the network's S stages (a stage is a layer with what follows it up to
     the next one, or a residual block) and i classifiers: one after the stages of each depth up to i. The last of D is
-    the network's own. A client of depth d_k goes down, with the logits z_1, ..., z_d of a mini-batch,
+    the network's own. A client of depth l goes down, with the logits z_1, ..., z_l of a mini-batch,
 
-        sum_i CE(z_i) + lambda_t/(d - 1) sum_{i, j != i} T^2 KL(p_j || p_i) + alpha/2 ||theta - (w - d_k)||^2
+        sum_i CE(z_i) + lambda_t/(l - 1) sum_{i, j != i} T^2 KL(p_j || p_i) + alpha/2 ||theta - (w - d_k)||^2
 
     in which p_i = softmax(z_i / T), and p_j is a constant: its classifiers teach each other. lambda_t is lambda
     exp(-5 (1 - t/R)^2) until the round R, and lambda from there. The last term is FedDyn's, on the client's part of the
-    network, as is the server's step: of each tensor the mean over the clients S_i of the cohort that have it, and then
+    network, where d_k is the sum of the theta_k - w of its rounds. So is the server's step: of each tensor the mean
+    over the clients S_i of the cohort that have it, and then
 
         d <- d + |S_i|/K (mean - w),    w <- mean + d
 
     A tensor that nobody in the cohort has stays as it is. With ``alpha=0`` w is the mean: DepthFL with FedAvg.
 
-    Server: model w with its D classifiers, and d. Client: the sum of its displacements, -g_k / alpha. Down: the
-    client's part of w. Up: this part, trained. Evaluated: all of w (``global``) and the client's part of it
-    (``submodel``), which predict by the mean of their classifiers' logits; with ``score_classifiers`` each classifier
-    of w alone (``classifier=i``).
+    Server: model w with its D classifiers, and d. Client: d_k. Down: the client's part of w. Up: this part, trained.
+    Evaluated: all of w (``global``) and the client's part of it (``submodel``), which predict by the mean of their
+    classifiers' logits; with ``score_classifiers`` each classifier of w alone (``classifier=i``).
 
     References:
         Kim, Yu, Kim, Moon: DepthFL: Depthwise Federated Learning for Heterogeneous Clients, ICLR 2023.
@@ -55,8 +55,8 @@ class DepthFL(Algorithm):
     name: Literal["depthfl"] = "depthfl"
     citation: ClassVar[str] = "Kim et al., ICLR 2023"
     personalized: ClassVar[str] = "submodel"
-    client_keeps: ClassVar[str] = "g_k"
-    server_keeps: ClassVar[str] = "w, h"
+    client_keeps: ClassVar[str] = "d_k"
+    server_keeps: ClassVar[str] = "w, d"
     newcomer: ClassVar[str] = "the layers and classifiers of w that its depth allows"
     no_privacy: ClassVar[str] = (
         "its clients send parts of the model, and each number is the mean over those who have it"
@@ -67,7 +67,7 @@ class DepthFL(Algorithm):
         None, "D", "how many depths there are; null: 4, or as many as the network has stages if these are fewer", ge=1
     )
     depths: tuple[Annotated[int, Field(ge=1)], ...] | None = setting(
-        None, "d_k", "depths that clients have, 1 to D; null: all of them", min_length=1
+        None, "l_k", "depths that clients have, 1 to D; null: all of them", min_length=1
     )
     depth_choice: Literal["in_turn", "drawn"] = setting(
         "in_turn",
@@ -158,7 +158,7 @@ class DepthFL(Algorithm):
         return Exits(task.network, self._count(task))
 
     def depth(self, client: int, context: RoundContext, count: int) -> int:
-        """d_k.
+        """l_k.
 
         Args:
             client: k; numbers of newcomers too.
