@@ -118,6 +118,8 @@ def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:
             fixes = ["set train.sampling=fixed or cyclic"]
         if getattr(rule, "malicious", 0):
             fixes.append("lower aggregator.malicious")
+        if getattr(getattr(rule, "then", None), "malicious", 0):
+            fixes.append("lower aggregator.then.malicious")
         raise ConfigError(
             f"{option} needs {rule.least} clients in a round, and there are {smallest}{at_least}: {', or '.join(fixes)}"
         )

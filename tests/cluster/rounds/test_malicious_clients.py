@@ -135,6 +135,14 @@ def test_a_round_that_has_nobody_needs_no_message(aggregator: str, tmp_path: Pat
         ),
         ({"aggregator": "foolsgold", "train": {"clients_per_round": 1}}, r"raise train\.clients_per_round$"),
         ({"aggregator": {"name": "bulyan", "malicious": 2}}, "bulyan needs 11 clients in a round"),
+        (
+            {"aggregator": {"name": "bucketing", "size": 3, "then": {"name": "krum", "malicious": 1}}},
+            "bucketing needs 13 clients in a round.*or lower aggregator.then.malicious",
+        ),
+        (
+            {"aggregator": "flame", "model": {"name": "resnet9", "norm": "batch"}},
+            "aggregator=flame: its noise would also be in the running statistics.*or aggregator.noise=0",
+        ),
         ({"aggregator": {"name": "krum", "malicious": 1, "kept": 10}}, "krum needs 10 clients"),
         ({"algorithm": {"name": "fedavg", "aggregation": "population"}}, "the server's own model is part of that mean"),
         ({"method": "fedas"}, "trimmed_mean: not with algorithm.aggregation=fisher: choose samples or uniform"),
