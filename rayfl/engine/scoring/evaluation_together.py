@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rayfl.engine.scoring.evaluation import samples_at_a_time
 from rayfl.engine.scoring.input_attack import InputAttack
+from rayfl.engine.scoring.masked_sums import check_sums, sums_twice
 from rayfl.engine.scoring.mixtures import Mixture
 from rayfl.engine.scoring.model_lines import Blocks, Line, lines_of
 from rayfl.errors import MethodError
@@ -64,6 +65,9 @@ def evaluate_together(
         batch_size: samples of a client at a time.
         most_rows: upper limit of the rows in a pretrained base's matrix products per pass; None: no limit.
         attack: what changes the samples of classes before they are scored, for each model by itself.
+
+    Raises:
+        MethodError: a user's own measures add up samples that do not count.
     """
     found: list[dict[str, Statistics]] = [{} for _ in asked]
     # Not for tasks with custom scoring, nor for networks whose predictions depend on the rest of the batch.
@@ -80,15 +84,18 @@ def evaluate_together(
     batch_size = samples_at_a_time(batch_size, task)
     scored: list[tuple[int, list[str]]] = []
     vectors: list[Tensor] = []
+    tried: list[Tensor] = []
     with torch.no_grad():
         for (names, _), members in groups.items():
             own = [asked[i].examples for i in members]
             examples = [replace(one, y=task.measures.targets(one.y, one.group)) for one in own]
             for line in lines_of(names, [asked[i].predictors for i in members]):
                 if line.shared or task.network.vectorizable:
-                    vectors.append(_scored(line, examples, task, batch_size, most_rows, attack))
+                    vectors.append(_scored(line, examples, task, batch_size, most_rows, attack, tried))
                     scored += [(i, aliases) for i in members for aliases in line.names]
         rows = torch.cat(vectors).double().cpu().numpy() if vectors else ()
+    for sums in tried:
+        check_sums(task.by_sample, sums.double().cpu().numpy())
     for (i, aliases), row in zip(scored, rows, strict=True):
         found[i].update(dict.fromkeys(aliases, Statistics(row, task.measures)))
     return found
@@ -123,10 +130,12 @@ def _scored(
     batch_size: int,
     most_rows: int | None,
     attack: InputAttack | None,
+    tried: list[Tensor],
 ) -> Tensor:
     """Computes statistics by client and point, shape (clients x points, statistics).
 
-    Each pass leaves a few numbers per sample, which are summed once, after all passes.
+    Each pass leaves a few numbers per sample, which are summed once, after all passes. ``tried`` is given sums of
+    padded samples to check.
     """
     points, device = len(line.coefficients), examples[0].x.device
     each = task.network.rows_per_sample * task.inputs_per_sample
@@ -164,7 +173,10 @@ def _scored(
     place, mask = (one.to(device) for one in _places(parts, examples, points))
     measures = task.by_sample
     assert measures is not None
-    return measures.added([torch.cat(column)[place] for column in zip(*found, strict=True)], mask)
+    columns = [torch.cat(column) for column in zip(*found, strict=True)]
+    if sizes.min() < sizes.max() and (twice := sums_twice(measures, columns)) is not None:
+        tried.append(twice)
+    return measures.added([column[place] for column in columns], mask)
 
 
 def _attacked(
