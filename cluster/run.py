@@ -41,7 +41,7 @@ from rayfl.config.overrides import refuse_undone
 from rayfl.config.schema import ExperimentConfig
 from rayfl.data.partitions.assignment import to_parquet
 from rayfl.engine.precision import arithmetic
-from rayfl.errors import ConfigError, ResourceError, RunError
+from rayfl.errors import ResourceError, RunError
 from rayfl.experiment.client_privacy import client_promise
 from rayfl.experiment.copies import with_absolute_places
 from rayfl.experiment.example_privacy import example_promise
@@ -52,6 +52,7 @@ from rayfl.runs.older_runs import where_begun
 from rayfl.storage.lease import Lease
 from rayfl.storage.run_folder import check_run_folder, input_digests
 from rayfl.tracking.callback import Callback, RunInfo
+from rayfl.tracking.own_callbacks import check_callbacks
 
 _log = logging.getLogger("rayfl")
 
@@ -81,18 +82,10 @@ def run(
     """
     settings = {path.replace("__", "."): value for path, value in overrides.items()}
     refuse_undone(list(settings.items()))
-    _check_callbacks(callbacks)
     with warnings_shown():
         if is_run_folder(config):
             return run_config(reopened(str(config), Experiment, settings), callbacks, extends=True)
         return run_config(load_config(Experiment, config, settings), callbacks)
-
-
-def _check_callbacks(callbacks: Sequence[Callback]) -> None:
-    given = callbacks if isinstance(callbacks, Sequence) else [callbacks]
-    wrong = [callback for callback in given if not isinstance(callback, Callback)]
-    if wrong or given is not callbacks:
-        raise ConfigError(f"callbacks is {callbacks!r}; needed is a list of objects whose class is a rayfl.Callback")
 
 
 def run_config(
@@ -107,6 +100,8 @@ def run_config(
         waits: whether to wait for the lease of a process that cannot be observed from here, see :class:`Lease`.
     """
     with buffered_log() as early:
+        for remark in check_callbacks(callbacks):
+            _log.warning("%s", remark)
         config = where_begun(config)
         parts = Parts(config)
         sizes = parts.check()

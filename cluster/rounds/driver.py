@@ -171,7 +171,7 @@ class Driver:
         if progress.over(rounds) or progress.rounds_completed % self._config.storage.commit_every == 0:
             self._begin_commit(progress)
         for callback in self._callbacks:
-            callback.on_round(progress.rounds_completed, cohort, watch.total)
+            callback.on_round(progress.rounds_completed, tuple(cohort), watch.total)
         if why:
             _log.info("ends early, after round %d of %d: %s", progress.rounds_completed, rounds, why)
             for callback in self._callbacks:

@@ -113,7 +113,7 @@ class Evaluations:
         totals = (progress.bytes_down, progress.bytes_up)
         rows = progress.tables.add_official(progress.rounds_completed, scores, totals)
         for callback in self._callbacks:
-            callback.on_evaluation(rows)
+            callback.on_evaluation([dict(row) for row in rows])  # one may change them
 
     def _report(self, done: int, total: int) -> None:
         for callback in self._callbacks:
@@ -138,4 +138,4 @@ class Evaluations:
                 _log.warning("%s", sentence)
         for callback in self._callbacks:
             callback.on_scores(progress.rounds_completed, cohort, phase, scores)
-            callback.on_evaluation(rows)
+            callback.on_evaluation([dict(row) for row in rows])  # one may change them

@@ -39,7 +39,10 @@ class RunInfo:
 
 
 class Callback:
-    """Base of all listeners; each method may be overridden. An exception from one ends the run."""
+    """Base of all listeners; each method may be overridden. An exception from one ends the run.
+
+    What a method returns is not used. No method can change the run: rows and cohorts are each listener's own.
+    """
 
     def on_start(self, run: RunInfo) -> None:
         """The actors are up."""
