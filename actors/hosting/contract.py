@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from actors.hosting.failures import MethodError
 from algorithms.base import Algorithm, Clients
@@ -92,6 +93,15 @@ def check_changes(changed: Any, algorithm: Algorithm, server: Tree) -> None:
                 f"round returned a model whose {path!r} has the type {kinds[0]}, and had {kinds[1]} before; clients "
                 f"return tensors of the types that they receive (.to({kinds[1]})){where}"
             )
+        if not _is_finite(leaf) and _is_finite(model.get(path, 0.0)):
+            raise MethodError(
+                f"round returned a model with NaN or infinity in {path!r}: what clients sent was finite, so that the "
+                f"server's step made it{where}"
+            )
+
+
+def _is_finite(leaf: Any) -> bool:
+    return bool(torch.isfinite(torch.as_tensor(leaf)).all())
 
 
 def check_noised(algorithm: Algorithm, client: Client) -> None:

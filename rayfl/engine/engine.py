@@ -265,4 +265,7 @@ def _name_of(objective: Objective) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (text_of(error).strip().splitlines() or [type(error).__name__])[0]
+    line = (text_of(error).strip().splitlines() or [""])[0]
+    kind = type(error).__name__
+    # of a key that is missing the text is the key alone
+    return f"{kind}: {line}" if line and isinstance(error, KeyError) else line or kind

@@ -260,6 +260,10 @@ def test_trees_are_checked() -> None:
         check_changes({"model": {"weight": torch.ones(2, 3)}}, NotAsynchronous(), server)
     with pytest.raises(MethodError, match=r"a model with 'scale', which the model before it did not have"):
         check_changes({"model": {**changed, "scale": torch.ones(2)}}, NotAsynchronous(), server)
+    endless = {**changed, "bias": torch.tensor([0.0, torch.inf])}
+    with pytest.raises(MethodError, match=r"a model with NaN or infinity in 'bias': .* the server's step made it"):
+        check_changes({"model": endless}, NotAsynchronous(), server)
+    check_changes({"model": endless, "best": torch.tensor(torch.nan)}, NotAsynchronous(), {"model": endless})
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ on until the next smaller count suffices.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from rayfl.engine.steps.looped import check_frozen, moved_paths
 from rayfl.engine.updates.feed import Feed
 from rayfl.engine.updates.requests import TrainRequest
 from rayfl.engine.updates.write_guard import WriteGuard
+from rayfl.errors import MethodError
 from rayfl.optimization.optimizers import key_of
 from rayfl.params import Tree
 from rayfl.tasks.base import Task
@@ -69,10 +70,14 @@ def train(
 
     Returns:
         The trained trees, in the order given.
+
+    Raises:
+        MethodError: the objective can only be read one client at a time.
     """
     order = sorted(range(len(requests)), key=lambda i: -requests[i].plan.steps)
     ranked = [requests[i] for i in order]
     feed = Feed(ranked, device, trimmer_of(task) if compiler is None else None)
+    _check_keys(ranked[0].frozen or {}, "frozen")
     if padding is not None:
         padding.check(ranked, feed, task, device)
     stack = _stack_of(ranked, task, device, compiler)
@@ -111,6 +116,15 @@ def train(
             request.optimizer_state.slots = kept
     found = dict(zip(order, reversed(trained), strict=True))
     return [found[position] for position in range(len(requests))]
+
+
+def _check_keys(tree: Mapping[str, Any], of: str) -> None:
+    """Refuses keys that a stack cannot give back as they are: it has leaves by their path, ``a/b``."""
+    for key, value in tree.items():
+        if not isinstance(key, str) or "/" in key:
+            raise MethodError(f"{of} has the key {key!r} (keys are to be strings without '/')")
+        if isinstance(value, Mapping):
+            _check_keys(value, of)
 
 
 def _stack_of(ranked: Sequence[TrainRequest], task: Task, device: torch.device, compiler: Compiler | None) -> Stack:

@@ -64,6 +64,45 @@ def test_an_objective_that_counts_padding_as_samples_is_trained_one_by_one(caplo
     assert "the objective over_all_rows are trained one by one from now on" in caplog.text
 
 
+def toward(key: Any) -> Callable[..., Tensor]:
+    """An objective that reads an entry of ``frozen``."""
+    return lambda model, batch, task, frozen, draw: task.loss(model, batch) + frozen[key]["w"].sum()
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "said"),
+    [
+        (1, {1: {"w": torch.ones(2)}}, "one by one: frozen has the key 1 (keys are to be strings without '/');"),
+        ("a/b", {"a/b": {"w": torch.ones(2)}}, "frozen has the key 'a/b' (keys are to be strings without '/');"),
+    ],
+)
+def test_the_log_says_which_keys_of_frozen_cannot_be_stacked(
+    key: Any, given: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, objective = Network(lambda: TwoLayers(6, 9, 4)), toward(key)
+    requests = [
+        request(examples(8, VECTOR, k), network.initialize(k), objective, client=k, frozen=given) for k in (0, 1)
+    ]
+    with caplog.at_level(logging.WARNING):
+        replies = engine(network).execute(requests)
+    for asked, reply in zip(requests, replies, strict=True):
+        assert_equal(reply, looped.train(asked, Classification(network), CPU))
+    assert said in caplog.text
+
+
+def test_the_log_says_that_a_key_was_missing_in_a_stack(caplog: pytest.LogCaptureFixture) -> None:
+    network, tried = Network(lambda: TwoLayers(6, 9, 4)), []
+
+    def lacks(model: Any, batch: Batch, task: Any, frozen: Any, draw: Any) -> Tensor:
+        tried.append(1)
+        return task.loss(model, batch) if len(tried) > 1 else frozen["teacher"]
+
+    requests = [request(examples(8, VECTOR, k), network.initialize(k), lacks, client=k, frozen={}) for k in (0, 1)]
+    with caplog.at_level(logging.WARNING):
+        engine(network).execute(requests)
+    assert "not one by one: KeyError: 'teacher';" in caplog.text
+
+
 @pytest.mark.parametrize(("objective", "sizes"), [(over_all_rows, (8, 8, 8)), (cross_entropy, (17, 3, 24))])
 def test_objectives_are_stacked_where_no_padding_counts(
     objective: Any, sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
