@@ -18,7 +18,12 @@ from rayfl.runs.participation import participants
 from rayfl.runs.rows import attendance, where
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_LOGARITHMIC = 2
+"""The greatest value by the least from which on the axis is logarithmic: ticks of one that spans less look alike."""
 
 
 def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
@@ -30,8 +35,6 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
     Raises:
         RunError: for a run without them, saying why.
     """
-    from matplotlib.ticker import LogFormatter
-
     rows: list[dict[str, Any]] = []
     for series in series_of(runs):
         sizes = [_cohort_sizes(run) for run in series.runs]
@@ -53,16 +56,29 @@ def draw(runs: Sequence[RunFolder]) -> tuple[Figure, pa.Table]:
         xs, mean, spread = (np.array([row[c] for row in mine]) for c in ("round", "update_variance", "std_over_seeds"))
         # On a logarithmic axis a band cannot reach 0.
         draw_curve(axes, position, label, xs, mean, spread, (float(mean.min()) / 100, np.inf))
-    if min(row["update_variance"] for row in rows) > 0:
-        axes.set_yscale("log")
-        # The usual one writes formulas, which are switched off.
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter())
+    values = [row["update_variance"] for row in rows]
+    if max(values) > _LOGARITHMIC * min(values) > 0:
+        _logarithmic(axes)
     mark_phases(axes, runs)
     whole_numbers(axes)
     axes.set(xlabel="round", ylabel="total variance of updates")
     legend_below(figure, axes)
     return figure, pa.Table.from_pylist(rows)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """Makes the vertical axis logarithmic, with plain numbers at its ticks."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        """Writes numbers where the usual one, whose digits are too few, would; formulas are switched off."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:.4g}" if super().__call__(x, pos) else ""
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(Plain())
+    axes.yaxis.set_minor_formatter(Plain())
 
 
 def _cohort_sizes(run: RunFolder) -> Counter[int]:

@@ -19,6 +19,7 @@ from algorithms.registry import Experiment
 from rayfl.cli.entry import app
 from rayfl.errors import ConfigError, RayflError, RunError
 from rayfl.metrics import Metric
+from rayfl.plots import variance
 from rayfl.plots.kinds import KINDS
 from rayfl.plots.metrics import measure
 from rayfl.plots.output import write_plot
@@ -162,6 +163,19 @@ def test_variance(made: Runs, tmp_path: Path) -> None:
     assert [row["round"] for row in rows(table, series="FLOCO")] == [1, 2, 3]
     assert all(row["update_variance"] > 0 for row in table.to_pylist())
     assert {row["seeds"] for row in rows(table, series="FedAvg")} == {2}
+
+
+@pytest.mark.parametrize("values", [(0.508, 0.481), (0.5, 0.9), (0.1, 0.25), (300.0, 900.0), (1e-5, 3.0), (0.0, 1.0)])
+def test_ticks_of_the_variance_are_different_numbers(
+    made: Runs, monkeypatch: pytest.MonkeyPatch, values: tuple[float, float]
+) -> None:
+    monkeypatch.setattr(variance, "_variance", lambda run: dict(enumerate(values, 1)))
+    figure, _ = variance.draw([made("fedavg")])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    texts = [tick.get_text() for tick in axes.get_yticklabels(which="both")]
+    shown = [text for text in texts if text]
+    assert len(shown) == len(set(shown)) > 1
 
 
 def test_variance_counts_whole_cohorts(made: Runs, tmp_path: Path) -> None:
