@@ -41,7 +41,7 @@ class RunInfo:
 class Callback:
     """Base of all listeners; each method may be overridden. An exception from one ends the run.
 
-    What a method returns is not used. No method can change the run: rows and cohorts are each listener's own.
+    What a method returns is not used. Rows, costs and phases are each listener's own: it may change them.
     """
 
     def on_start(self, run: RunInfo) -> None:
