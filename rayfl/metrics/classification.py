@@ -64,7 +64,7 @@ def _most_probable(log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def summed(chosen: Tensor, top: Tensor, hits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The statistics of sets of samples, of what :func:`outcomes` found.
+    """The statistics of sets of samples, of what :func:`outcomes` found; where probabilities are NaN, nothing is right.
 
     Args:
         chosen: shape (..., n), as are the others.
@@ -75,6 +75,9 @@ def summed(chosen: Tensor, top: Tensor, hits: Tensor, mask: Tensor | None = None
     Returns:
         Vectors as of :func:`batch_statistics`, shape (..., ``STATISTICS_SIZE``).
     """
+    hits = (
+        hits & ~chosen.isnan()[..., None]
+    )  # topk has NaN first, which would be right wherever that class is the label
     confidence, correct = top.double().exp(), hits[..., 0].double()
     rows = torch.stack(
         [-chosen.double(), hits.sum(-1).double(), torch.ones_like(confidence), confidence, correct], dim=-2
@@ -235,7 +238,7 @@ class ClassificationMeasures(MeasuresBySample):
             return found
         classes = torch.arange(self.classes, device=labels.device)
         # Not argmax, which takes another one of equal classes than accuracy does.
-        predicted = _most_probable(predictions)[1][:, 0]
+        predicted = _most_probable(predictions)[1][:, 0].where(~found[0].isnan(), -1)
         own, said = (one[:, None] == classes for one in (labels, predicted))
         # a model may have outputs of no class
         more = *found, own, said, predictions[:, : self.classes].exp()

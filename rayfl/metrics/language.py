@@ -49,6 +49,7 @@ class LanguageMeasures(MeasuresBySample):
         """
         counts = targets != IGNORED
         asked = counts.any(1)
+        hits = hits & ~chosen.isnan()  # argmax takes NaN for the largest
         exact = (hits | ~counts).all(1) & asked
         sums = [counts.sum(1), -(chosen.double() * counts).sum(1), (hits & counts).sum(1), asked, exact]
         return (torch.stack([torch.ones_like(asked, dtype=torch.float64), *(one.double() for one in sums)], 1),)

@@ -30,15 +30,15 @@ CELLS = 4
 
 
 def cells(group: Tensor, labels: Tensor, predicted: Tensor, groups: int) -> Tensor:
-    """Which sum each sample enters, bool of shape (n, groups * ``CELLS``); none for a sample without a group.
+    """Which sum each sample enters, bool of shape (n, groups * ``CELLS``); none without a group or a prediction.
 
     Args:
         group: positions among the groups, -1 for none, int64 of shape (n,).
         labels: 0 or 1, int64 of shape (n,).
-        predicted: 0 or 1, int64 of shape (n,).
+        predicted: 0 or 1, -1 for neither, int64 of shape (n,).
         groups: how many there are.
     """
-    place = torch.where(group < 0, -1, CELLS * group + 2 * labels + predicted)
+    place = torch.where((group < 0) | (predicted < 0), -1, CELLS * group + 2 * labels + predicted)
     return place[:, None] == torch.arange(CELLS * groups, device=place.device)
 
 

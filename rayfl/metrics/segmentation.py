@@ -96,8 +96,11 @@ class SegmentationMeasures(MeasuresBySample):
         """
         truth, said = targets.flatten(1), predictions.argmax(-1).flatten(1)
         counts = truth != IGNORED
+        said = said.where(~predictions[..., 0].flatten(1).isnan(), -1)  # argmax takes NaN for the largest
         hits = (said == truth) & counts
-        both, ours, theirs = (self._by_class(*pair) for pair in ((truth, hits), (said, counts), (truth, counts)))
+        both, ours, theirs = (
+            self._by_class(*pair) for pair in ((truth, hits), (said, counts & (said >= 0)), (truth, counts))
+        )
         shares, occurs = self._dice(both, ours + theirs)
         scalars = torch.stack(
             [
