@@ -61,7 +61,7 @@ class NearestNeighborMixing(_Mixing):
 
     name: Literal["nnm"] = "nnm"
     malicious: int = Field(ge=0, description="f: a message becomes the mean of its n - f nearest ones, itself included")
-    then: Then = Field(description=_THEN)
+    then: Then = Field(Median(), description=_THEN)
 
     @property
     def least(self) -> int:
@@ -82,7 +82,7 @@ class Bucketing(_Mixing):
 
     name: Literal["bucketing"] = "bucketing"
     size: int = Field(2, ge=1, description="s, how many messages a bucket has")
-    then: Then = Field(description=_THEN)
+    then: Then = Field(Median(), description=_THEN)
 
     @property
     def least(self) -> int:
