@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -31,10 +32,11 @@ class CommonSteps(SharedDirections):
     server_keeps: ClassVar[str] = "w, and each client's last round"
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, int]:
         """Returns how many steps a round has, and along how many directions a step goes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def down_bytes(self, missed: int, like: Tensor) -> int:
         """Returns how many bytes a client is sent.
 
@@ -42,7 +44,6 @@ class CommonSteps(SharedDirections):
             missed: rounds since the last one that it took part in, with that one.
             like: has the model's type.
         """
-        raise NotImplementedError
 
     def message(self, found: Weighted) -> Weighted:
         """Returns what a client sends of its slopes, a ``table`` of :attr:`shape`."""

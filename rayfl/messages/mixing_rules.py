@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -51,9 +52,9 @@ class _Mixing(Rule):
         shares = self.shares(robust.inner_products(trees, received), known)
         return [Weighted(tree, 1) for tree in mixing.mixed(trees, received, shares)]
 
+    @abstractmethod
     def shares(self, products: Tensor, known: Known) -> Tensor:
         """Returns the coefficients of each mixed message, a row each, of the messages' inner products."""
-        raise NotImplementedError
 
 
 class NearestNeighborMixing(_Mixing):
