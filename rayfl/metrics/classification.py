@@ -59,8 +59,7 @@ def outcomes(log_probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor,
 
 def _most_probable(log_probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the five largest log-probabilities and their classes; ties are ordered alike for all metrics."""
-    top, classes = log_probabilities.topk(min(5, log_probabilities.shape[1]), dim=1)
-    return top, classes
+    return log_probabilities.topk(min(5, log_probabilities.shape[1]), dim=1)
 
 
 def summed(chosen: Tensor, top: Tensor, hits: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -116,8 +115,6 @@ def metric_values(vectors: np.ndarray) -> dict[str, np.ndarray]:
 
 
 # Of vectors of shape (..., at least STATISTICS_SIZE), shape (...).
-
-
 def _loss(vectors: np.ndarray) -> np.ndarray:
     return _means(vectors, vectors[..., 1])
 
