@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,14 @@ class Exits:
     def __init__(self, network: Any, count: int) -> None:
         self._network, self.count = network, count
         self._depths: Depths = network.depths
-        stages = self._depths.stages
-        self._after = [-(-number * len(stages) // count) - 1 for number in range(1, count + 1)]
-        self._level = {
+        stages = len(self._depths.stages)
+        self._after = [-(-number * stages // count) - 1 for number in range(1, count + 1)]
+
+    @cached_property
+    def _level(self) -> dict[str, int]:
+        return {
             name: next(i for i, last in enumerate(self._after, 1) if place <= last)
-            for place, stage in enumerate(stages)
+            for place, stage in enumerate(self._depths.stages)
             for name in stage.names
         }
 

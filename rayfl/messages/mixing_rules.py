@@ -38,7 +38,6 @@ Then = Annotated[
     Field(discriminator="name"),
     BeforeValidator(_named),
 ]
-_THEN = "the rule that the mixed messages are given to, each of which counts alike: a name, or a section as this one"
 
 
 class _Mixing(Rule):
@@ -46,15 +45,26 @@ class _Mixing(Rule):
 
     weighs: ClassVar[bool] = False
 
-    def mixed(self, messages: Messages, received: Received, known: Known) -> Messages:
-        """Returns the messages that the other rule is given."""
-        trees = trees_of(messages)
-        shares = self.shares(robust.inner_products(trees, received), known)
-        return [Weighted(tree, 1) for tree in mixing.mixed(trees, received, shares)]
+    name: str
+    then: Then = Field(
+        Median(),
+        description="the rule that the mixed messages are given to, each of which counts alike: a name, or a section "
+        "as this one",
+    )
 
     @abstractmethod
     def shares(self, products: Tensor, known: Known) -> Tensor:
         """Returns the coefficients of each mixed message, a row each, of the messages' inner products."""
+
+    def combine(self, messages: Messages, received: Received, known: Known = NOTHING) -> Tree:
+        trees = trees_of(messages)
+        shares = self.shares(robust.inner_products(trees, received), known)
+        mixed = [Weighted(tree, 1) for tree in mixing.mixed(trees, received, shares)]
+        # nobody's message any more, and another seed: else what is drawn would depend on who was mixed with whom
+        return self.then.combine(mixed, received, replace(known, clients=(), seed=known.seed + 1))
+
+    def memory_after(self, messages: Messages, received: Received, known: Known, found: Tree) -> Tree:
+        return self.then.memory_after(messages, received, known, found)
 
 
 class NearestNeighborMixing(_Mixing):
@@ -62,7 +72,6 @@ class NearestNeighborMixing(_Mixing):
 
     name: Literal["nnm"] = "nnm"
     malicious: int = Field(ge=0, description="f: a message becomes the mean of its n - f nearest ones, itself included")
-    then: Then = Field(Median(), description=_THEN)
 
     @property
     def least(self) -> int:
@@ -71,19 +80,12 @@ class NearestNeighborMixing(_Mixing):
     def shares(self, products: Tensor, known: Known) -> Tensor:
         return mixing.nearest_shares(products, self.malicious)
 
-    def combine(self, messages: Messages, received: Received, known: Known = NOTHING) -> Tree:
-        return self.then.combine(self.mixed(messages, received, known), received, known)
-
-    def memory_after(self, messages: Messages, received: Received, known: Known, found: Tree) -> Tree:
-        return self.then.memory_after(messages, received, known, found)
-
 
 class Bucketing(_Mixing):
     """Another rule, of the means of buckets of messages, drawn in each round (Karimireddy et al., ICLR 2022)."""
 
     name: Literal["bucketing"] = "bucketing"
     size: int = Field(2, ge=1, description="s, how many messages a bucket has")
-    then: Then = Field(Median(), description=_THEN)
 
     @property
     def least(self) -> int:
@@ -92,14 +94,6 @@ class Bucketing(_Mixing):
     def shares(self, products: Tensor, known: Known) -> Tensor:
         generator = np.random.Generator(np.random.Philox(known.seed))
         return mixing.bucket_shares(len(products), self.size, generator)
-
-    def combine(self, messages: Messages, received: Received, known: Known = NOTHING) -> Tree:
-        # another seed for the other rule, whose choices would depend on who shares a bucket otherwise
-        own = replace(known, clients=(), seed=known.seed + 1)
-        return self.then.combine(self.mixed(messages, received, known), received, own)
-
-    def memory_after(self, messages: Messages, received: Received, known: Known, found: Tree) -> Tree:
-        return self.then.memory_after(messages, received, known, found)
 
 
 class Flame(Rule):
