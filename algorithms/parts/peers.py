@@ -14,8 +14,8 @@ _SLOW = 0.1
 """Spectral gaps below this are named: models of all clients agree after tens of rounds, not after a few."""
 
 
-class Peers(Algorithm):
-    """A method whose clients exchange models with their neighbours in a graph, and not with a server.
+class Decentralized(Algorithm):
+    """A method whose clients send models to one another, and not to a server.
 
     Those of a round's cohort take part; all others keep their models, and nobody hears from them. The driver stands for
     the network: what it passes on is counted as what neighbours send each other. Down is what a client gets from its
@@ -26,12 +26,16 @@ class Peers(Algorithm):
     server_keeps: ClassVar[str] = "-"
     no_privacy: ClassVar[str] = "its clients send models to one another, and no server takes a mean of them"
 
+
+class Peers(Decentralized):
+    """A method whose clients exchange models with their neighbours in a graph, in both directions."""
+
     topology: Kind = setting(
         "random",
         "G",
-        "who exchanges models: random, drawn in every round among those that take part; or a fixed graph, of which a "
-        "round has the links among those that take part: ring, torus, exponential (2^j clients ahead and behind), "
-        "complete, regular, erdos_renyi",
+        "who exchanges models: random (each draws some) or matching (pairs), drawn in every round among those that "
+        "take part; or a fixed graph, of which a round has the links among those that take part: ring, torus, "
+        "exponential (2^j clients ahead and behind), complete, regular, erdos_renyi",
     )
     neighbours: int = setting(
         2,
@@ -52,11 +56,11 @@ class Peers(Algorithm):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         self.graph.check(context.num_clients)
-        if self.topology != "random":
+        if not self.graph.drawn:
             self.graph.fixed(context.num_clients, context.streams)
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
-        if self.topology == "random":
+        if self.graph.drawn:
             return ()
         clients, links = context.num_clients, self.graph.fixed(context.num_clients, context.streams)
         gap, degree, found = spectral_gap(metropolis(links)), float(links.sum(1).mean()), []

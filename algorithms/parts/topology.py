@@ -13,7 +13,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.randomness import RandomStreams
 
-Kind = Literal["random", "ring", "torus", "exponential", "complete", "regular", "erdos_renyi"]
+Kind = Literal["random", "matching", "ring", "torus", "exponential", "complete", "regular", "erdos_renyi"]
 Links = np.ndarray
 """Bool of shape (n, n) with a False diagonal: [i, j] says that i gets what j sends."""
 
@@ -26,7 +26,8 @@ class Topology:
     """A graph over the clients.
 
     Attributes:
-        kind: its form. ``random`` is drawn in every round among those that take part; all others are fixed.
+        kind: its form. ``random`` and ``matching`` are drawn in every round among those that take part; all others are
+            fixed.
         degree: links of a client: of ``regular`` exactly, of ``random`` as many as a client draws.
         probability: of a link of ``erdos_renyi``.
     """
@@ -34,6 +35,11 @@ class Topology:
     kind: Kind
     degree: int
     probability: float
+
+    @property
+    def drawn(self) -> bool:
+        """Whether every round has a graph of its own."""
+        return self.kind in ("random", "matching")
 
     def check(self, clients: int) -> None:
         """Refuses a graph that these clients cannot have.
@@ -81,15 +87,21 @@ class Topology:
         """Returns the links among the clients that take part in a round, in their order.
 
         Those of a fixed graph are the links that it has among them. With ``random`` each draws ``degree`` of the
-        others, or all where they are fewer, whose models it gets: that need not be symmetric.
+        others, or all where they are fewer, whose models it gets: that need not be symmetric. With ``matching`` they
+        are paired at random, and one of an odd number is alone.
 
         Args:
             context: the round.
             cohort: the clients.
         """
-        if self.kind != "random":
+        if not self.drawn:
             return self.fixed(context.num_clients, context.streams)[np.ix_(cohort, cohort)]
         found = np.zeros((len(cohort), len(cohort)), dtype=bool)
+        if self.kind == "matching":
+            places = context.streams.generator("topology", context.round).permutation(len(cohort))
+            half = len(cohort) // 2
+            found[places[:half], places[half : 2 * half]] = True
+            return both_ways(found)
         count = min(self.degree, len(cohort) - 1)
         for row, client in enumerate(cohort):
             others = np.delete(np.arange(len(cohort)), row)

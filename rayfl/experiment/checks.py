@@ -190,7 +190,7 @@ def check_system(config: ExperimentConfig, devices: Sequence[Device], num_client
     if buffered and not algorithm.asynchronous:
         raise ConfigError(
             f"system.mode is buffered, but {algorithm.name} expects that a round's clients all begin with it: set "
-            "system.mode=synchronous, or choose fedbuff or fedasync, or a class that says asynchronous = True "
+            "system.mode=synchronous, or choose fedbuff, ca2fl or fedasync, or a class that says asynchronous = True "
             "(docs/write-a-method.md)"
         )
     if isinstance(system, NoSystem) or not devices:

@@ -38,6 +38,7 @@ NEEDS = {
     "fedasync": ["system=sampled", "system.mode=buffered"],
     "fixmatch": ["labelled.share=0.1"],
     "semifl": ["labelled.at=server", "holdout.public=1000"],
+    "ca2fl": ["system=sampled", "system.mode=buffered"],
     "fedbuff": ["system=sampled", "system.mode=buffered"],
 }
 """Settings without which a method does not run: it has no momentum, all clients take part in every round, none waits

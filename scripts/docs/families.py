@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "the one model, from other steps or weights of the server": (
         *("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "elastic", "fedcross", "feddisco", "fedawa"),
-        *("fedlaw", "turbosvm", "kafe", "fedld", "fedbuff", "fedasync"),
+        *("fedlaw", "turbosvm", "kafe", "fedld", "fedbuff", "fedasync", "ca2fl"),
     ),
     "the one model, without backpropagation": ("fedzo", "fedkseed", "decomfl", "feedsign"),
     "the one model, where the loss is flat": ("fedsam", "fedlesam", "fedsol"),
@@ -64,7 +64,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("flwf", "target", "fedcurv", "fedewc", "adaptive_fedavg", "flash", "federaser"),
     ),
     "the one model, pretrained, with shared adapters": ("flora", "fedex_lora", "rolora", "lora_fair"),
-    "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl"),
+    "a model of its own, mixed with its neighbours' without a server": ("dfedavgm", "dfedsam", "dispfl", "sgp"),
     "a model without federation": ("local", "centralized"),
 }
 """By what a client has in the end, the methods."""

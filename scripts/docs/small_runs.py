@@ -34,6 +34,7 @@ NEEDS = {
     "depthfl": "model.hidden=[64,64,64,64] algorithm.ramp_up=10",
     "fedap": "model=resnet9 train.local_epochs=1",
     "fedasync": "system=sampled system.mode=buffered train.clients_per_round=1 system.concurrency=8",
+    "ca2fl": "system=sampled system.mode=buffered",
     "fedbn": "model=resnet9 train.local_epochs=1",
     "fedbuff": "system=sampled system.mode=buffered",
     "fedcm": "train.momentum=0",

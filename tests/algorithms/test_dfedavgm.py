@@ -28,7 +28,7 @@ TRAIN = TrainConfig(
     rounds=5, clients_per_round=5, local_epochs=2, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.01, lr_decay=0.9
 )
 EVERYONE = TRAIN.model_copy(update={"clients_per_round": "all"})
-KINDS: tuple[Any, ...] = ("random", "ring", "torus", "exponential", "complete", "regular", "erdos_renyi")
+KINDS: tuple[Any, ...] = ("random", "matching", "ring", "torus", "exponential", "complete", "regular", "erdos_renyi")
 
 
 def toy_of(algorithm: Any, train: TrainConfig = TRAIN, task: Any = None, **options: Any) -> Toy:

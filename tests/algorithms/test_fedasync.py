@@ -6,36 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from pydantic import ValidationError
 
 from algorithms.fedasync import FedAsync
 from algorithms.fedavg import FedAvg
 from algorithms.fedprox import FedProx
-from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
-from rayfl.params import Tree, copy, num_bytes
-from tests.support.fedbuff_toys import TRAIN, Rounds, toy_of
+from rayfl.params import copy, num_bytes
+from tests.support.fedbuff_toys import TRAIN, Rounds, toy_of, trained
 from tests.support.toy_networks import Quadratic, normalized_layers
-from tests.support.toys import CPU, Toy, assert_close, assert_equal, quadratic_clients
+from tests.support.toys import Toy, assert_close, assert_equal, quadratic_clients
 
 ALONE: dict[str, Any] = {"mixing": 1.0, "staleness": "constant", "proximal_weight": 0}
-
-
-def trained(toy: Toy, model: Tree, client: int, round: int, weight: float) -> Tree:
-    """The client's model after a local update near the one it began from."""
-    part = toy.dataset.load(client)["train"]
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in model.items()}
-    rule = torch.optim.SGD(leaves.values(), lr=0.1, momentum=0.5, weight_decay=0.01)
-    generator = toy.context.streams.generator("batches", round, client)
-    for index in plan_batches(len(part.y), 4, 2 * -(-len(part.y) // 4), generator).batches(CPU):
-        hidden = torch.relu(part.x[index] @ leaves["inner.weight"].T + leaves["inner.bias"])
-        loss = F.cross_entropy(hidden @ leaves["head.weight"].T + leaves["head.bias"], part.y[index])
-        loss = loss + weight / 2 * sum((leaves[name] - leaf).square().sum() for name, leaf in model.items())
-        rule.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        rule.step()
-    return {name: leaf.detach() for name, leaf in leaves.items()}
 
 
 def factor(method: FedAsync, age: int) -> float:

@@ -1,16 +1,20 @@
-"""Toys of FedBuff."""
+"""Toys of methods without a barrier."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+
+from rayfl.engine.updates.batches import plan_batches
 from rayfl.engine.updates.settings import TrainConfig
 from rayfl.params import Tree
 from rayfl.system.schedule import Clock, Turnout
 from rayfl.system.unfinished import Unfinished
 from tests.support.toy_networks import two_layers
-from tests.support.toys import Toy, random_clients
+from tests.support.toys import CPU, Toy, random_clients
 from tests.system.test_buffered import lasting, schedule
 
 SIZES = (8, 12, 6, 10)
@@ -22,6 +26,22 @@ TRAIN = TrainConfig(
 
 def toy_of(algorithm: Any, train: TrainConfig = TRAIN, task: Any = None, **options: Any) -> Toy:
     return Toy(algorithm, random_clients(SIZES), task or two_layers(), train, **options)
+
+
+def trained(toy: Toy, model: Tree, client: int, round: int, weight: float = 0.0) -> Tree:
+    """A client's two-layer model after a local update as TRAIN has it, near the one it began from."""
+    part = toy.dataset.load(client)["train"]
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in model.items()}
+    rule = torch.optim.SGD(leaves.values(), lr=0.1, momentum=0.5, weight_decay=0.01)
+    generator = toy.context.streams.generator("batches", round, client)
+    for index in plan_batches(len(part.y), 4, 2 * -(-len(part.y) // 4), generator).batches(CPU):
+        hidden = torch.relu(part.x[index] @ leaves["inner.weight"].T + leaves["inner.bias"])
+        loss = F.cross_entropy(hidden @ leaves["head.weight"].T + leaves["head.bias"], part.y[index])
+        loss = loss + weight / 2 * sum((leaves[name] - leaf).square().sum() for name, leaf in model.items())
+        rule.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        rule.step()
+    return {name: leaf.detach() for name, leaf in leaves.items()}
 
 
 class Rounds:

@@ -110,6 +110,17 @@ def test_random_neighbours_are_all_where_few_take_part() -> None:
     assert topology.of_round(context_of(10), [5]).sum() == 0
 
 
+@pytest.mark.parametrize(("clients", "pairs"), [(6, 3), (7, 3), (2, 1), (1, 0)])
+def test_a_matching_pairs_those_that_take_part(clients: int, pairs: int) -> None:
+    topology, cohort = Topology("matching", 2, 0.5), list(range(3, 3 + clients))
+    rounds = [topology.of_round(context_of(12, round), cohort) for round in range(6)]
+    for links in rounds:
+        assert (links == links.T).all() and not links.diagonal().any()
+        assert links.sum() == 2 * pairs and links.sum(1).max(initial=0) <= 1
+    assert clients < 3 or any((links != rounds[0]).any() for links in rounds)
+    assert (topology.of_round(context_of(12, 2), cohort) == rounds[2]).all()
+
+
 @pytest.mark.parametrize(
     ("topology", "clients", "words"),
     [

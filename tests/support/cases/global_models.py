@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from algorithms.adaptive_fedavg import AdaptiveFedAvg
+from algorithms.ca2fl import CA2FL
 from algorithms.drfa import DRFA
 from algorithms.elastic import Elastic
 from algorithms.fairfed import FairFed
@@ -105,6 +106,12 @@ GLOBAL_MODELS = {
     # in synchronous rounds, of which no update is late, it averages
     "fedasync": Case(FedAsync(proximal_weight=0.5, finetune_epochs=1), averages=False),
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
+    "ca2fl": Case(
+        CA2FL(finetune_epochs=1),
+        uploads=lambda network: {*network.parameter_names, "last"},
+        private=frozenset({"change"}),
+        averages=False,
+    ),
     "fedntd": Case(FedNTD(temperature=2.0, finetune_epochs=1)),
     # the teacher goes down beside the model as soon as the server has had two
     "fedgkd": Case(FedGKD(models=2, distillation_weight=1.0, finetune_epochs=1), steady=False),

@@ -28,6 +28,7 @@ from algorithms.per_fedavg import PerFedAvg
 from algorithms.perada import PerAda
 from algorithms.pfedbayes import PFedBayes
 from algorithms.pfedme import PFedMe
+from algorithms.sgp import SGP
 from algorithms.superfed import SuPerFed
 from tests.support.cases.base import Case
 from tests.support.cases.expected import (
@@ -67,6 +68,13 @@ OWN_MODELS = {
     "dfedsam": Case(
         DFedSAM(radius=0.2, topology="exponential"),
         private=frozenset({"model"}),
+        averages=False,
+        relabels=False,
+        steady=False,
+    ),
+    "sgp": Case(
+        SGP(links="random", receivers=2),
+        private=frozenset({"push"}),
         averages=False,
         relabels=False,
         steady=False,
