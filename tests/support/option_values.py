@@ -20,6 +20,7 @@ BASES: dict[str, dict[str, Any]] = {
         "student_lr": 0.02,
     },
     "dispfl": {"neighbours": 1},
+    "sgp": {"links": "random"},
     "elastic": {"sample_share": 0.9},
     "fedah": {"weight_lr": 0.5, "head_epochs": 2},
     "fedala": {"start_threshold": None, "start_passes": 2, "weight_lr": 0.5},

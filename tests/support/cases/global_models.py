@@ -108,7 +108,6 @@ GLOBAL_MODELS = {
     "fedbuff": Case(FedBuff(finetune_epochs=1)),
     "ca2fl": Case(
         CA2FL(finetune_epochs=1),
-        uploads=lambda network: {*network.parameter_names, "last"},
         private=frozenset({"change"}),
         averages=False,
     ),

@@ -72,8 +72,10 @@ OWN_MODELS = {
         relabels=False,
         steady=False,
     ),
-    "sgp": Case(
+    "sgp": Case(SGP(), private=frozenset({"push"}), averages=False, relabels=False, steady=False),
+    "sgp-random": Case(
         SGP(links="random", receivers=2),
+        distinct=True,
         private=frozenset({"push"}),
         averages=False,
         relabels=False,
