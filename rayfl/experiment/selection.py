@@ -19,6 +19,7 @@ from rayfl.selection.divfl import DivFL
 from rayfl.selection.known import Known
 from rayfl.selection.oort import Oort
 from rayfl.selection.strategies import Custom, PowerOfChoice, Uniform
+from rayfl.selection.tifl import TiFL
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device
 from rayfl.system.schedule import options_without_losses
@@ -61,6 +62,12 @@ def check_selection(
         raise ConfigError(
             f"selection.candidates is {strategy.candidates}: choose a number from train.clients_per_round "
             f"({context.cohort_size}) to the number of clients ({clients})"
+        )
+    if isinstance(strategy, TiFL) and clients // strategy.tiers < context.cohort_size:
+        raise ConfigError(
+            f"selection.tiers is {strategy.tiers}, so that a tier of the {clients} clients has as few as "
+            f"{clients // strategy.tiers}, and all of a round's are of one tier: lower selection.tiers, or "
+            f"train.clients_per_round ({context.cohort_size})"
         )
     if strategy.asked == "nobody":
         pass
@@ -111,6 +118,8 @@ def _check_simulated(config: ExperimentConfig, option: str, devices: Sequence[De
     if isinstance(system, NoSystem):
         if isinstance(strategy, Oort) and strategy.preferred_s is not None:
             raise ConfigError("selection.preferred_s is about the time of simulated devices: give the section system")
+        if isinstance(strategy, TiFL):
+            raise ConfigError(f"{option}: tiers are of the time of simulated devices: give the section system")
         return
     if system.mode == "buffered":
         raise ConfigError(f"{option}: with system.mode=buffered clients begin one by one; set system.mode=synchronous")

@@ -16,6 +16,7 @@ from rayfl.selection.divfl import DivFL
 from rayfl.selection.known import Known
 from rayfl.selection.oort import Oort
 from rayfl.selection.strategy import Asked, Strategy, drawn, greatest
+from rayfl.selection.tifl import TiFL
 
 
 class Uniform(BaseModel):
@@ -150,6 +151,6 @@ def _named_by_object(content: Any) -> Any:
 
 
 Selection = Annotated[
-    Annotated[Uniform | PowerOfChoice | Active | Oort | Clustered | DivFL | Custom, Field(discriminator="name")],
+    Annotated[Uniform | PowerOfChoice | Active | Oort | TiFL | Clustered | DivFL | Custom, Field(discriminator="name")],
     BeforeValidator(_named_by_object),
 ]

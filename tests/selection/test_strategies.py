@@ -44,7 +44,7 @@ def known(seed: int = 0, unknown: int = 0, **changes: Any) -> Known:
     return replace(found, **changes)
 
 
-STRATEGIES = [
+STRATEGIES: list[Strategy] = [
     PowerOfChoice(candidates=6),
     PowerOfChoice(candidates=6, losses="last"),
     Active(),

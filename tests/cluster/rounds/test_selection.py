@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rayfl.runs.finding import load_run
 from rayfl.runs.folder import open_run
 from rayfl.runs.participation import participants
 from rayfl.selection.known import Known
+from rayfl.system.schedule import Clock
 from tests.support.experiments import Interrupt, assert_equal, outcome
 
 POWER = {"name": "power_of_choice", "candidates": 8}
@@ -198,6 +200,24 @@ def test_devices_record_who_took_part_and_oort_knows_their_times(tmp_path: Path)
     assert seconds["oort"] < seconds["uniform"]
 
 
+def test_rounds_of_tiers_are_of_devices_alike_and_go_on_with_what_is_known(tmp_path: Path) -> None:
+    tiers = {"name": "tifl", "tiers": 3, "interval": 1, "credits": [3, 2, 3]}
+    content = {"selection": tiers, "system": {"name": "sampled"}}
+    rayfl.run(experiment(tmp_path, "whole", **content))
+    with pytest.raises(KeyboardInterrupt):
+        rayfl.run(experiment(tmp_path, "parts", **content), callbacks=[Interrupt(after=3)])
+    rayfl.run(experiment(tmp_path, "parts", **content))
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    found = cohorts(tmp_path / "whole")
+    parts = Parts(load_config(Experiment, experiment(tmp_path, **content), {}))
+    assert parts.schedule is not None
+    order = sorted(range(12), key=lambda client: parts.schedule.time_us(client, Clock()))  # type: ignore[union-attr]
+    chosen = [{order.index(client) // 4 for client in cohort} for cohort in found.values()]
+    assert len(chosen) == 6 and all(len(tiers) == 1 for tiers in chosen)
+    times = Counter(tier for tiers in chosen for tier in tiers)
+    assert len(times) > 1 and all(times[tier] <= most for tier, most in enumerate((3, 2, 3)))
+
+
 @pytest.mark.slow
 def test_a_fork_and_an_extension_go_on_with_what_is_known(tmp_path: Path) -> None:
     rayfl.run(experiment(tmp_path, "long", selection=EACH["last"], train={"rounds": 9}))
@@ -259,6 +279,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"selection": {"name": "active"}, "system": {"name": "sampled", "mode": "buffered"}, "algorithm": "fedbuff"},
         "set system.mode=synchronous",
     ),
+    ({"selection": "tifl"}, "selection=tifl: tiers are of the time of simulated devices: give the section system"),
+    ({"selection": "tifl", "system": {"name": "sampled"}}, r"selection.tiers is 5, .* has as few as 2, .* lower"),
     ({"selection": "no_module:choose"}, "module 'no_module' cannot be imported"),
 ]
 
