@@ -22,13 +22,13 @@ class TiFL(Strategy):
     Clients are sorted by the time of a round on their simulated devices, and cut into m tiers of the same size. Each
     round has one tier, drawn by the tiers' shares among those that have a credit left, and its clients are drawn
     uniformly from that tier. With ``shares`` these are fixed. Else all are 1/m at first. Every I rounds, from 2 I on,
-    if the tier of the last round is no better than I rounds before, the one at place i of n tiers with credits, from the
-    worst to the best, gets the share
+    if the tier of the last round is no better than I rounds before, the one at place i of n tiers with credits, from
+    the worst to the best, gets the share
 
         (n - i) / (n (n - 1) / 2),    i = 1..n
 
     so that the best gets none. A tier is the better, the smaller the mean of its clients' losses is, each as its client
-    told it when it last took part; a tier that has told nothing is the worst. The paper goes by accuracies on test data.
+    told it when it last took part; one that has told nothing is the worst. The paper goes by accuracies on test data.
     """
 
     name: Literal["tifl"] = "tifl"
