@@ -51,7 +51,7 @@ class TiFL(Strategy):
                 )
             if values is not None and not any(values):
                 raise ValueError(f"{name} are all 0: no tier could be chosen")
-        if self.shares is not None and "interval" in self.model_fields_set:
+        if self.shares is not None and self.interval != type(self).model_fields["interval"].default:
             raise ValueError("interval is for shares that are adapted: leave shares or interval out")
         if self.shares and self.credits and not any(map(min, self.shares, self.credits)):
             raise ValueError("no tier has both a share and a credit: no tier could be chosen")

@@ -64,6 +64,7 @@ def test_fixed_shares_are_how_often_a_tier_is_chosen() -> None:
     found = Counter(tier(strategy, known(draw=draw)) for draw in range(2000))
     for place, share in enumerate((0.6, 0.3, 0.1)):
         assert abs(found[place] / 2000 - share) < 4 * math.sqrt(share * (1 - share) / 2000)
+    assert TiFL.model_validate(strategy.model_dump()) == strategy  # as a run's folder has it
     never = TiFL(tiers=3, shares=(0.0, 1.0, 1.0))
     assert {tier(never, known(draw=draw)) for draw in range(50)} == {1, 2}
     assert never.own_after(known(), [1], {}) == {}
