@@ -10,7 +10,7 @@ import numpy as np
 from rayfl.engine.stacks.compiled_steps import check_compilable
 from rayfl.errors import ConfigError
 from rayfl.experiment.checks import (
-    check_events,
+    check_learned,
     check_patches,
     check_private_norm,
     check_system,
@@ -116,8 +116,7 @@ def check_parts(parts: Parts) -> np.ndarray:
     check_secure_sums(parts.config, parts.task, parts.context, parts.buffered, sizes[:available, 0].tolist())
     check_shortfalls(parts)
     check_example_privacy(parts.config, parts.task, parts.context, sizes[:available, 0].tolist())
-    if parts.dataset.spec.target == "survival":
-        check_events(parts.dataset, available)
+    check_learned(parts.dataset, available, parts.task)
     scored = sizes[parts.honest(range(available))]
     check_evaluated(parts.config, scored, parts.dataset.own_splits)
     if parts.config.early_stopping.on:

@@ -21,9 +21,11 @@ from rayfl.storage import treefile
 from rayfl.system.config import NoSystem
 from rayfl.system.devices import Device
 from rayfl.system.schedule import options_without_losses
+from rayfl.tasks.anomaly import AnomalyDetection
 from rayfl.tasks.base import NetworkTask
 from rayfl.tasks.beside_training import TaskBesideTraining
 from rayfl.tasks.self_supervised import SelfSupervised
+from rayfl.tasks.survival import Survival
 
 _log = logging.getLogger("rayfl")
 _SHOWN = 3
@@ -77,27 +79,33 @@ def check_server(server: Any, init: Callable[..., Any]) -> None:
         raise MethodError(f"what init returned cannot be kept: {error}{where}") from None
 
 
-def check_events(dataset: FederatedDataset, clients: int) -> None:
-    """Refuses survival data without an event to learn from, and names clients that have none.
+def check_learned(dataset: FederatedDataset, clients: int, task: NetworkTask) -> None:
+    """Refuses data with no training sample of the kind that the task learns of, and names clients that have none.
 
     Args:
-        dataset: its targets are times and events.
+        dataset: the data.
         clients: how many may train; they are the first.
+        task: what is learned.
 
     Raises:
-        DataError: no client's training part has an event.
+        DataError: no client has such a sample.
     """
-    none = [client for client in range(clients) if not dataset.labels(client)["train"][:, 1].any()]
+    if isinstance(task, Survival):
+        what, has = "event", "has an event"
+        fix = "an event that was seen is 1 in the targets (time, event), one that was not 0"
+    elif isinstance(task, AnomalyDetection) and task.trains == "normal":
+        what, has = "normal sample", "is a normal one"
+        fix = "name the classes of normal samples by task.normal, or set task.trains=all"
+    else:
+        return
+    none = [client for client in range(clients) if not task.learned_of(dataset.labels(client)["train"]).any()]
     if len(none) == clients:
-        raise DataError(
-            "dataset: no training sample of any client has an event, so that there is nothing to learn: an event that "
-            "was seen is 1 in the targets (time, event), one that was not 0"
-        )
+        raise DataError(f"dataset: no training sample of any client {has}, so that there is nothing to learn: {fix}")
     if none:
         named = ", ".join(f"{client} ({dataset.names[client]})" for client in none[:_SHOWN])
         _log.warning(
-            "%d of %d clients have no event among their training samples and learn nothing by themselves: %s%s",
-            len(none), clients, named, ", ..." if len(none) > _SHOWN else "",
+            "%d of %d clients have no %s among their training samples and learn nothing by themselves: %s%s",
+            len(none), clients, what, named, ", ..." if len(none) > _SHOWN else "",
         )  # fmt: skip
 
 

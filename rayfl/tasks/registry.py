@@ -19,6 +19,7 @@ from rayfl.models.base import Network
 from rayfl.naming.objects import as_custom, import_object
 from rayfl.naming.texts import ObjectPath
 from rayfl.results.schemas import unfit_metrics
+from rayfl.tasks.anomaly import AnomalySection
 from rayfl.tasks.base import NetworkTask
 from rayfl.tasks.classification_section import ClassificationSection
 from rayfl.tasks.forecasting import ForecastingSection
@@ -219,6 +220,7 @@ TaskConfig = Annotated[
         ForecastingSection,
         NodeClassificationSection,
         SelfSupervisedSection,
+        AnomalySection,
         CustomTask,
     ],
     Field(discriminator="name"),

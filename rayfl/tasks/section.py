@@ -39,6 +39,8 @@ class TaskSection(BaseModel, ABC):
 
     name: str
     learns_from: ClassVar[Target | None] = None
+    usual: ClassVar[bool] = True
+    """Whether this is what people mean who have such targets; of each kind of targets one task is."""
     views: ClassVar[int] = 1
     """How many changed images a training step sees of each, by the section ``augment``."""
 
@@ -64,7 +66,7 @@ class TaskSection(BaseModel, ABC):
             ConfigError: naming the task that would fit.
         """
         if spec.target != self.target:
-            fitting = [one for one in TaskSection.__subclasses__() if one.learns_from == spec.target and one.views == 1]
+            fitting = [one for one in TaskSection.__subclasses__() if one.learns_from == spec.target and one.usual]
             name = fitting[0].model_fields["name"].default
             raise ConfigError(
                 f"task: {self.name} learns from {TARGETS[self.target]}, but dataset {dataset!r} has "

@@ -25,6 +25,7 @@ class SelfSupervisedSection(TaskSection):
     """Encoders of images, learned from two views of each without labels: SimSiam, SimCLR or BYOL; kNN accuracy."""
 
     learns_from = "class"
+    usual = False
     views = 2
 
     name: Literal["self_supervised"] = Field("self_supervised", description="What is learned.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
 from torch import Tensor
 
 from rayfl.metrics import Measures
@@ -27,6 +28,10 @@ class Survival(NetworkTask):
     def measures(self) -> Measures:
         """Returns how predictions are scored."""
         return SurvivalMeasures()
+
+    def learned_of(self, y: np.ndarray) -> np.ndarray:
+        """Returns which samples have an event, bool of shape (n,), by their targets."""
+        return np.asarray(y[:, 1] > 0)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Returns the mean of :func:`rayfl.metrics.survival.cox_losses` over the samples of the batch."""

@@ -87,6 +87,12 @@ TASKS: dict[str, dict[str, Any]] = {
         "holdout": {},
         "model": {"name": "gcn", "layers": 1, "hidden": 6},
     },
+    "anomaly_detection": {
+        "task": {"name": "anomaly_detection", "decoder": [6]},
+        "dataset": "wine",
+        "partition": {"name": "pathological", "num_clients": 4},
+        "model": {"name": "two_nn", "hidden": [6, 6]},
+    },
     "self_supervised": {
         "task": {"name": "self_supervised", "hidden": 8, "projection": 4},
         "dataset": "digits",

@@ -35,6 +35,7 @@ OWN = {"mnist-pathological", "femnist", "femnist-3550", "shakespeare", "ag-news"
             "segmentation",
             "survival",
             "self-supervised",
+            "anomaly",
             "recommendation",
             "graphs",
             "nodes",

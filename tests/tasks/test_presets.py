@@ -27,6 +27,7 @@ PRESETS = {
     "quickstart-graphs": "top1",
     "quickstart-nodes": "node_accuracy",
     "quickstart-self-supervised": "knn_top1",
+    "quickstart-anomaly": "auroc",
 }
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},

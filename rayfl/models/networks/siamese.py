@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -10,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from rayfl.errors import ModelError
 from rayfl.examples import InputSpec
 from rayfl.models.base import ClassificationModel, Network
 from rayfl.models.layers.normalization import BatchNormalization1d
+from rayfl.models.networks.encoders import EncoderModel, with_encoder
 
-ENCODER = "encoder"
 PREDICTOR = "predictor"
 """The group of a network's tensors that has its predictor; also a part of their names."""
 
@@ -58,7 +56,7 @@ class Heads:
         return [nn.Linear(inputs, self.hidden), *norm, nn.ReLU()]
 
 
-class SiameseModel(ClassificationModel):
+class SiameseModel(EncoderModel):
     """A classification network without its last layer, whose features a projector and a predictor read.
 
     Features are what the last layer has read, shape (b, f). Outputs are projections, shape (b, d), or these followed by
@@ -74,25 +72,13 @@ class SiameseModel(ClassificationModel):
     """
 
     def __init__(self, model: ClassificationModel, heads: Heads) -> None:
-        super().__init__()
-        parent, _, name = model.head_module.rpartition(".")
-        layer = model.get_submodule(model.head_module)
-        if not isinstance(layer, nn.Linear):
-            raise ModelError(f"the last layer of {type(model).__name__} is a {type(layer).__name__}, no linear layer")
-        setattr(model.get_submodule(parent), name, nn.Identity())
-        self.encoder = model
-        self.projector = heads.project(layer.in_features)
+        super().__init__(model)
+        self.projector = heads.project(self.num_features)
         self.predictor = heads.predict() if heads.predictor else None
-        self.channels_last = model.channels_last
         kind = "projector" if self.predictor is None else "predictor"
         last = [place for place, one in enumerate(getattr(self, kind)) if isinstance(one, nn.Linear)][-1]
         self.head_module = f"{kind}.{last}"
         self.classifier_modules = ("projector",) if self.predictor is None else ("projector", "predictor")
-
-    def features(self, x: Tensor) -> Tensor:
-        """Features of shape (b, f) of a batch of inputs."""
-        features: Tensor = self.encoder(x)
-        return features
 
     def classify(self, features: Tensor) -> Tensor:
         """Outputs of shape (b, d) or (b, 2 d) of a batch of features."""
@@ -112,36 +98,7 @@ def siamese(network: Network, heads: Heads, spec: InputSpec, name: str) -> Netwo
     Raises:
         ModelError: it is no network whose last layer reads one vector of each image.
     """
-    why = "" if type(network) is Network else "only adapters or other parts of it are trained"
-    made = None
-    if not why:
-        try:
-            made = Network(partial(_of, network, heads))
-            with torch.no_grad():
-                read = made.features(made.initialize(0), torch.zeros(2, *spec.shape))
-            why = "" if read.dim() == 2 else f"its last layer reads features of shape {tuple(read.shape[1:])}"
-        except ModelError as error:
-            why = str(error)
-    if why or made is None:
-        raise ModelError(
-            f"model {name}: task=self_supervised replaces the last layer, a linear one that reads one vector of each "
-            f"image, and cannot here: {why}. Choose another model (docs/models.md)"
-        )
-    if not network.vectorizable and made.vectorizable:
-        made.refuse_vectorization(network.why_not_vectorizable)
+    made = with_encoder(network, partial(SiameseModel, heads=heads), spec, name, "self_supervised")
     every = made.parameter_names + made.buffer_names
-    own = set(every)
-    made.groups = {
-        PREDICTOR: tuple(one for one in every if one.startswith(f"{PREDICTOR}.")),
-        **{group: _inside(names, own) for group, names in network.groups.items()},
-    }
+    made.groups = {PREDICTOR: tuple(one for one in every if one.startswith(f"{PREDICTOR}.")), **made.groups}
     return made
-
-
-def _inside(names: Iterable[str], own: Container[str]) -> tuple[str, ...]:
-    """Returns the names of a network's tensors as they are inside an encoder, without those of the last layer."""
-    return tuple(found for one in names if (found := f"{ENCODER}.{one}") in own)
-
-
-def _of(network: Network, heads: Heads) -> SiameseModel:
-    return SiameseModel(network.factory(), heads)
