@@ -15,21 +15,26 @@ _PAIRS = 1 << 22
 
 
 class AnomalyMeasures(MeasuresBySample):
-    """The area under the ROC curve of a score by which anomalies are to be told, and the mean score of normal samples.
+    """The area under the ROC curve of errors by which anomalies are told, the error of normal samples, and the loss.
 
-    The area is the share of pairs of an anomaly and a normal sample in which the anomaly has the higher score; equal
-    scores count half (Hanley and McNeil, 1982). Sums over clients are of pairs within clients.
+    The area is the share of pairs of an anomaly and a normal sample in which the anomaly has the greater error; equal
+    errors count half (Hanley and McNeil, 1982). Sums over clients are of pairs within clients.
 
     Args:
         normal: the classes of normal samples; all others are anomalies.
+        of_all: whether the loss of an anomaly is its error, too; else it is 0.
     """
 
-    metrics = (Metric("auroc", "AUROC", "higher", 100, 2, "%"), Metric("loss", "Error", "lower", digits=4))
-    size = 5
+    metrics = (
+        Metric("auroc", "AUROC", "higher", 100, 2, "%"),
+        Metric("error", "Error", "lower", digits=4),
+        Metric("loss", "Loss", "lower", digits=4),
+    )
+    size = 6
     compares = True
 
-    def __init__(self, normal: Sequence[int] = (0,)) -> None:
-        self._normal = tuple(normal)
+    def __init__(self, normal: Sequence[int] = (0,), of_all: bool = False) -> None:
+        self._normal, self._of_all = tuple(normal), of_all
 
     def is_normal(self, y: Tensor) -> Tensor:
         """Returns which samples are normal, bool of the shape of ``y``, their classes."""
@@ -40,29 +45,33 @@ class AnomalyMeasures(MeasuresBySample):
         return found
 
     def by_sample(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """See the base class; scores of shape (n, 1), and classes of shape (n,). One tensor of shape (n, 2)."""
+        """See the base class; errors of shape (n, 1), and classes of shape (n,). One tensor of shape (n, 2)."""
         return (torch.cat([predictions.double(), self.is_normal(targets)[..., None].double()], -1),)
 
     def added(self, found: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-        """See the base class; samples, normal ones, the sum of their scores, pairs in the right order, pairs."""
-        score, normal = found[0][..., 0], found[0][..., 1] > 0
+        """See the base class; samples, their losses, normal ones, their errors, pairs in the right order, pairs."""
+        error, normal = found[0][..., 0], found[0][..., 1] > 0
         present = torch.ones_like(normal) if mask is None else mask > 0
         usual, unusual = normal & present, ~normal & present
-        counts = [kind.sum(-1).double() for kind in (present, usual)]
-        sums = torch.stack([*counts, score.where(usual, 0).sum(-1), *[torch.zeros_like(counts[0])] * 2], -1)
-        width = max(_PAIRS // max(score.numel(), 1), 1)
-        for first in range(0, score.shape[-1], width):
+        loss, mine = (error.where(kind, 0).sum(-1) for kind in (present if self._of_all else usual, usual))
+        count = present.sum(-1).double()
+        sums = torch.stack([count, loss, usual.sum(-1).double(), mine, *[torch.zeros_like(count)] * 2], -1)
+        width = max(_PAIRS // max(error.numel(), 1), 1)
+        for first in range(0, error.shape[-1], width):
             rows = slice(first, first + width)
-            own, other = score[..., rows, None], score[..., None, :]
+            own, other = error[..., rows, None], error[..., None, :]
             right = (own > other) + 0.5 * (own == other)
             pairs = unusual[..., rows, None] & usual[..., None, :]
-            sums[..., 3:] += torch.stack([(right * pairs).sum((-2, -1)), pairs.sum((-2, -1)).double()], -1)
+            sums[..., 4:] += torch.stack([(right * pairs).sum((-2, -1)), pairs.sum((-2, -1)).double()], -1)
         return sums
 
     def values(self, vectors: np.ndarray) -> Mapping[str, np.ndarray]:
         """See the base class."""
-        return {"auroc": ratio(vectors[..., 3], vectors[..., 4]), "loss": ratio(vectors[..., 2], vectors[..., 1])}
+        n, loss, normal, error, right, pairs = (vectors[..., place] for place in range(self.size))
+        return {"auroc": ratio(right, pairs), "error": ratio(error, normal), "loss": ratio(loss, n)}
 
     def undefined(self, name: str) -> str:
         """See the base class."""
-        return "there are no normal samples" + (", or no anomalies" if name == "auroc" else "")
+        return {"auroc": "there are no normal samples, or no anomalies", "error": "there are no normal samples"}.get(
+            name, ""
+        )

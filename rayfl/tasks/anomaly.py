@@ -17,7 +17,7 @@ from rayfl.metrics.anomaly import AnomalyMeasures
 from rayfl.models.base import Network
 from rayfl.models.networks.decoding import decoding
 from rayfl.naming.lists import EACH_ONCE
-from rayfl.tasks.base import Batch, Model, NetworkTask
+from rayfl.tasks.base import Batch, NetworkTask
 from rayfl.tasks.section import TaskSection
 
 Learned = Literal["normal", "all"]
@@ -27,8 +27,8 @@ class AnomalyDetection(NetworkTask):
     """Anomaly detection: a network's outputs are its inputs again; the loss of a sample is its mean squared error.
 
     With ``trains=normal`` anomalies among the training samples have the loss 0, so that nothing is learned of them.
-    Predictions are the samples' errors, shape (b, 1), by which anomalies are told. Several models have the error of the
-    mean of their outputs.
+    What is scored are the samples' errors, shape (b, 1), by which anomalies are told. Several models have the error of
+    the mean of their outputs.
 
     Args:
         network: from inputs to features and outputs (:class:`rayfl.models.networks.decoding.DecodingModel`).
@@ -47,7 +47,6 @@ class AnomalyDetection(NetworkTask):
     name = "anomaly_detection"
     target = "class"
     traits = frozenset({"features"})
-    mixes_outputs = False
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class AnomalyDetection(NetworkTask):
     @cached_property
     def measures(self) -> AnomalyMeasures:
         """Returns how predictions are scored."""
-        return AnomalyMeasures(self.normal)
+        return AnomalyMeasures(self.normal, self.trains == "all")
 
     def learned_of(self, y: np.ndarray) -> np.ndarray:
         """Returns which samples are normal, bool of shape (n,), by their classes."""
@@ -76,10 +75,9 @@ class AnomalyDetection(NetworkTask):
             errors = errors.where(self.measures.is_normal(batch.y), 0)
         return batch.mean(errors)
 
-    def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
-        """Returns the errors of the mean of the models' outputs, shape (b, 1)."""
-        outputs = [self.network.logits(model, x, training=False) for model in models]
-        return _errors(outputs[0] if len(outputs) == 1 else self.mixed(outputs), x)[..., None]
+    def scored(self, predicted: Tensor, x: Tensor) -> Tensor:
+        """Returns the errors of outputs, shape (b, 1)."""
+        return _errors(predicted, x)[..., None]
 
 
 def _errors(outputs: Tensor, x: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "anomaly_detection": {
         "task": {"name": "anomaly_detection", "decoder": [6]},
         "dataset": "wine",
-        "partition": {"name": "pathological", "num_clients": 4},
+        "partition": {"name": "iid", "num_clients": 4},
         "model": {"name": "two_nn", "hidden": [6, 6]},
     },
     "self_supervised": {

@@ -43,10 +43,15 @@ def test_pairs_and_errors_are_those_of_double_loops(seed: int, n: int) -> None:
                 right += 1.0 if own > other else 0.5 if own == other else 0.0
     found = MEASURES.statistics(scores, y)
     assert found.dtype == torch.float64
-    assert found.tolist() == [n, normal, total, right, pairs]
+    assert found.tolist() == [n, total, normal, total, right, pairs]
+    everything = float(scores.double().sum())
+    assert AnomalyMeasures((1, 3), of_all=True).statistics(scores, y).tolist() == [
+        n, everything, normal, total, right, pairs
+    ]  # fmt: skip
     metrics = Statistics.from_vector(found, MEASURES).metrics()
     assert math.isnan(metrics["auroc"]) if not pairs else metrics["auroc"] == pytest.approx(right / pairs)
-    assert math.isnan(metrics["loss"]) if not normal else metrics["loss"] == pytest.approx(total / normal)
+    assert math.isnan(metrics["error"]) if not normal else metrics["error"] == pytest.approx(total / normal)
+    assert math.isnan(metrics["loss"]) if not n else metrics["loss"] == pytest.approx(total / n)
 
 
 def test_it_is_scikit_learns_area() -> None:
@@ -73,4 +78,5 @@ def test_scores_that_are_no_numbers_tell_nothing() -> None:
     found = Statistics.from_vector(MEASURES.statistics(scores, torch.tensor([0, 2, 1])), MEASURES).metrics()
     assert found["auroc"] == 0
     assert MEASURES.undefined("auroc") == "there are no normal samples, or no anomalies"
-    assert MEASURES.undefined("loss") == "there are no normal samples"
+    assert MEASURES.undefined("error") == "there are no normal samples"
+    assert MEASURES.undefined("loss") == ""
