@@ -22,6 +22,8 @@ _OF_TASKS = {
     "task.positive_weight": ("loss",),
     "task.background": (*_OVERLAPS, "loss"),
     "task.thresholds": ("auroc", "map"),
+    "task.normal": ("auroc", "error", "loss"),
+    "task.trains": ("loss",),
     "task.frequency": _BY_FREQUENCY,
     "task.frequency_bounds": _BY_FREQUENCY,
     "dataset.group": tuple(FAIRNESS),

@@ -189,6 +189,8 @@ def test_a_figure_of_losses_of_two_kinds_says_so(
         ),
         ([{"task": {"name": "classification"}, "dataset": {"tokenizer": name}} for name in ("words", "bytes")], []),
         ([{"task": {"name": "regression", "loss": "huber", "delta": n}} for n in (1.0, 2.0)], ["loss"]),
+        ([{"task": {"name": "anomaly_detection", "normal": [n]}} for n in (0, 1)], ["auroc, loss"]),
+        ([{"task": {"name": "anomaly_detection", "trains": kind}} for kind in ("normal", "all")], ["loss"]),
     ],
 )
 def test_options_that_define_a_metric_are_known(contents: list[dict[str, Any]], told: list[str]) -> None:
