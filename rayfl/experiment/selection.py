@@ -72,7 +72,9 @@ def check_selection(
     if strategy.asked == "nobody":
         pass
     elif task.compares_samples or task.measures.compares:
-        raise ConfigError(f"{option}: it needs losses of samples; the loss of task={config.task.name} compares samples")
+        raise ConfigError(
+            f"{option}: it needs losses of single samples; task={config.task.name} compares samples with each other"
+        )
     elif context.secure_sum is not None:
         _log.warning("selection: clients tell their losses one by one, which secure sums of messages do not hide")
     if isinstance(strategy, Custom):

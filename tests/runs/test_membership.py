@@ -119,7 +119,7 @@ def test_what_has_no_answer_is_refused(run: Path, tmp_path: Path) -> None:
     train = {"rounds": 1, "clients_per_round": "all", "local_epochs": 1, "batch_size": 10, "lr": 0.01}
     rayfl.run(experiment(tmp_path, "survival", train=train, evaluation={"every": 1}, **survival))
     models = CommittedModels(open_run(str(tmp_path / "survival"), Experiment))
-    with pytest.raises(ConfigError, match=r"the loss of task=survival compares samples"):
+    with pytest.raises(ConfigError, match=r"task=survival compares samples with each other"):
         list(losses_of(models))
 
 

@@ -66,7 +66,7 @@ def checked(content: dict[str, Any]) -> Parts:
             {"task": {"name": "self_supervised", "objective": "byol"}},
             r"byol needs a target network .* algorithm=fedema",
         ),
-        ({"selection": "oort"}, r"the loss of task=self_supervised compares samples"),
+        ({"selection": "oort"}, r"task=self_supervised compares samples with each other"),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_the_start(changes: dict[str, Any], words: str) -> None:
