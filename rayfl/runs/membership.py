@@ -40,7 +40,7 @@ def losses_of(
     parts = models.parts
     if parts.task.compares_samples or parts.task.measures.compares:
         raise ConfigError(
-            f"{models.run.uri}: task={parts.task.name} compares samples with each other, so that a single one has no loss"
+            f"{models.run.uri}: task={parts.task.name} compares samples with each other: none has a loss by itself"
         )
     if parts.dataset.spec.target == "nodes":
         raise ConfigError(
