@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Averaging, Clients, setting
+from algorithms.parts.likelihoods import log_probabilities, losses_of_samples
 from algorithms.parts.requirements import check_initial_models
 from algorithms.parts.sample_rows import by_step
 from rayfl.aggregation.exact_sum import Weighted
@@ -120,14 +121,10 @@ class FedEM(Averaging):
 
     async def weights(self, client: Client, models: Tree, mixture: Tensor) -> Tensor:
         """q of the client's training samples, float64 of shape (n, M)."""
-        labels = client.examples().y
-        if not len(labels):
+        if not client.num_samples:
             return torch.zeros(0, self.components, dtype=torch.float64)
-        losses = []
-        for model in models.values():
-            rows = await client.outputs(partial(_log_probabilities, model))
-            losses.append(-rows.gather(1, labels[:, None])[:, 0])
-        return responsibilities(torch.stack(losses, 1), mixture.to(labels.device))
+        losses = await losses_of_samples(client, models.values())
+        return responsibilities(losses, mixture.to(losses.device))
 
     def renewed(self, client: Client, weights: Tensor) -> Tensor:
         """pi_k after the E-step; as before for a client without training samples."""
@@ -144,14 +141,8 @@ class FedEM(Averaging):
         return {"personalized": self.mixed(models, mixture)}
 
 
-def _log_probabilities(model: Model, x: Tensor, task: Any) -> Tensor:
-    """Log-probabilities of one model in evaluation mode, shape (b, C)."""
-    found: Tensor = task.network.logits(model, x, training=False).log_softmax(-1)
-    return found
-
-
 def _log_mixture(mixture: Tensor, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
     """log sum_m pi_m p_m, shape (b, C)."""
-    members = torch.stack([_log_probabilities(model, x, task) for model in models])
+    members = torch.stack([log_probabilities(model, x, task) for model in models])
     weights: Tensor = mixture.to(members.device).log().to(members.dtype)
     return torch.logsumexp(members + weights[:, None, None], 0)

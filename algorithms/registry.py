@@ -131,6 +131,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "feddrift": "algorithms.feddrift:FedDrift",
         "hierfavg": "algorithms.hierfavg:HierFAVG",
         "fedem": "algorithms.fedem:FedEM",
+        "fedsoft": "algorithms.fedsoft:FedSoft",
         "ditto": "algorithms.ditto:Ditto",
         "perada": "algorithms.perada:PerAda",
         "fedmtl": "algorithms.fedmtl:FedMTL",

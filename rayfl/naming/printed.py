@@ -119,6 +119,7 @@ PRINTED = {
     "fedsam": "FedSAM",
     "fedselect": "FedSelect",
     "fedsmoo": "FedSMOO",
+    "fedsoft": "FedSoft",
     "fedsol": "FedSOL",
     "fedspeed": "FedSpeed",
     "fedsr": "FedSR",

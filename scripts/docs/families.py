@@ -24,7 +24,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedmtl", "fedap", "fedpub", "gpfedrec"),
     ),
     "the model of its cluster, or a mixture of several": (
-        *("hypcluster", "cfl", "gcfl", "pacfl", "fesem", "feddrift", "hierfavg", "fedem"),
+        *("hypcluster", "cfl", "gcfl", "pacfl", "fesem", "feddrift", "hierfavg", "fedem", "fedsoft"),
     ),
     "the shared model, adapted to it": ("per_fedavg", "fedala", "fedah", "knn_per", "pfedgp", "fedetf", "fednh"),
     "a model of its own, taught by outputs, features or heads": (

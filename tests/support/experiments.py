@@ -123,6 +123,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedfomo": {"name": "fedfomo", "peers": 2, "select_on": "train", "evaluate": "federated"},
     "apple": {"name": "apple", "relation_lr": 0.05, "peers": 2},
     "fedem": {"name": "fedem", "components": 2},
+    "fedsoft": {"name": "fedsoft", "clusters": 3},
     "pfedgraph": {"name": "pfedgraph", "alignment_weight": 0.1, "evaluate": "mixed"},
     "cfl": {"name": "cfl", "mean_norm": 1e9, "max_norm": 0, "split_from": 1},
     "fedpub": {"name": "fedpub", "scale": 3.0},

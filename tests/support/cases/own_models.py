@@ -17,6 +17,7 @@ from algorithms.fedme import FedMe
 from algorithms.fedmrl import FedMRL
 from algorithms.fedmtl import FedMTL
 from algorithms.fedphp import FedPHP
+from algorithms.fedsoft import FedSoft
 from algorithms.flda import FLDA
 from algorithms.floco import Floco
 from algorithms.floco_plus import FlocoPlus
@@ -183,5 +184,13 @@ OWN_MODELS = {
     "knn-per": Case(KnnPer(neighbours=3)),
     "fedah": Case(FedAH(head_epochs=None), one_layer=False, private=frozenset({"head", "weights"})),
     "fedala": Case(FedALA(start_threshold=None, start_passes=2), private=frozenset({"upper", "weights"})),
+    "fedsoft": Case(
+        FedSoft(clusters=2, proximal_weight=0.5),
+        down=twice,
+        uploads=lambda network: {*network.parameter_names, "shares"},
+        private=frozenset({"model", "shares"}),
+        averages=False,
+        numbers=(0, 2),
+    ),
     "fedem": Case(FedEM(components=2), down=twice, up=twice, private=frozenset({"mixture"}), averages=False),
 }
