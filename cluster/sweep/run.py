@@ -23,10 +23,9 @@ from cluster.planning.resources import wait_for_room
 from cluster.planning.shared_storage import check_shared_storage
 from cluster.rounds.interrupts import StopRequest, stop_requests
 from cluster.rounds.session import ray_session
+from cluster.sweep.checks import check_folder, check_scheduler
 from cluster.sweep.folder import (
-    RECORD,
     committed,
-    of_a_beginning,
     read_stopped,
     write_record,
     write_stopped,
@@ -36,11 +35,10 @@ from cluster.sweep.progress import SweepProgress
 from cluster.sweep.resources import TrialPlan, plan_trial
 from cluster.sweep.trial import FAILURE, OBJECTIVE, ROUND, history, run_trial
 from rayfl.config.cluster_section import ClusterConfig
-from rayfl.errors import ConfigError, ResourceError
+from rayfl.errors import ResourceError
 from rayfl.experiment.copies import with_absolute_places
 from rayfl.experiment.parts import Parts
 from rayfl.storage.lease import Lease
-from rayfl.storage.run_folder import refuse_foreign_folder
 from rayfl.sweeps.measures import Measure
 from rayfl.sweeps.trials import Sweep, Trial
 
@@ -104,7 +102,9 @@ def run_sweep(sweep: Sweep, options: SweepOptions, say: Callable[[str], None]) -
         RunError: when nothing can be written, or another process runs a sweep in this folder.
     """
     tune = _tune()
-    _check(sweep, options)
+    check_folder(sweep)
+    if options.scheduler:
+        check_scheduler(sweep, options.scheduler, options.measure.judge, options.grace_rounds)
     # Another process's sweep of this name would write its own record and tables over these.
     with Lease(sweep.folder, sweep.trials[0].config.storage.lease_timeout_s):
         write_record(sweep)
@@ -264,23 +264,6 @@ def _tune_folder(sweep: Sweep) -> str:
     """Returns the folder for Ray Tune's own files, which all nodes must reach."""
     folder = sweep.folder.inside(_TUNE_FOLDER)
     return str(folder.local_path) if folder.local_path is not None else folder.uri
-
-
-def _check(sweep: Sweep, options: SweepOptions) -> None:
-    if sweep.folder.exists("config.yaml"):
-        raise ConfigError(f"{sweep.folder.uri} is the folder of a single run: give the sweep a name=... of its own")
-    if not sweep.folder.exists(RECORD):
-        refuse_foreign_folder(sweep.folder, of_a_beginning, f"no {RECORD}")
-    judge = options.measure.judge
-    blind = [trial for trial in sweep.trials if judge not in trial.judged_on]
-    if blind and options.scheduler:
-        raise ConfigError(
-            f"{options.scheduler} judges by {judge} data, but {sweep.described(blind[0])} has none that are scored: "
-            "set holdout.validation and evaluation.splits"
-        )
-    rounds = min(trial.config.train.rounds for trial in sweep.trials)
-    if options.scheduler and options.grace_rounds >= rounds:
-        raise ConfigError(f"--grace-rounds is {options.grace_rounds}, but experiments end after {rounds} rounds")
 
 
 @contextmanager

@@ -23,10 +23,15 @@ _COUNTS = ("clients", *(f"{split}_clients" for split in _SPLITS))
 _PLAIN = Measure()
 _OF_DATA = (
     *("dataset", "partition", "long_tail", "holdout", "noise", "labelled", "stages", "attack"),
-    "evaluation.unseen_clients",
+    *("evaluation.unseen_clients", "evaluation.adversarial"),
 )
 """Beginnings of the paths of options that say on which samples of which clients models are scored."""
 _OVER_SEEDS, _OVER_CLIENTS = "_std_over_seeds", "_std_over_clients"
+
+
+def of_data(path: str) -> bool:
+    """Returns whether an option says on which samples of which clients models are scored."""
+    return path == "evaluation" or path.startswith(_OF_DATA)
 
 
 def trials_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], measure: Measure = _PLAIN) -> pa.Table:
@@ -76,7 +81,7 @@ def groups_table(trials: pa.Table, varied: Sequence[str], measure: Measure) -> p
     settings: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         row["selected_on"] = ""
-        settings.setdefault(json.dumps([row[path] for path in keys if path.startswith(_OF_DATA)]), []).append(row)
+        settings.setdefault(json.dumps([row[path] for path in keys if of_data(path)]), []).append(row)
     for alike in settings.values():
         able = [row for row in alike if any(row is one for one in whole)]
         if len(alike) > 1 and able:
@@ -100,7 +105,7 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
     }
     table = Table(
         title=f"{measure.model} model, {measure.metric}: means over clients and seeds",
-        caption=notes[chosen[0]] if chosen else None,
+        caption=notes[chosen[0]] if chosen else _unchosen(rows, measure),
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,
@@ -132,6 +137,17 @@ def printed(groups: pa.Table, varied: Sequence[str], measure: Measure) -> Table:
             cells.append(f"{row['finished']} of {row['experiments']}")
             table.add_row(*cells, style="bold" if row["selected_on"] else None)
     return table
+
+
+def _unchosen(rows: Sequence[Mapping[str, Any]], measure: Measure) -> str | None:
+    """Returns why no row is the best, None where there was nothing to choose among."""
+    done = [row for row in rows if row["finished"] == row["experiments"]]
+    if len(rows) < 2 or (done and any(row[f"{measure.judge}_{measure.metric}"] is not None for row in done)):
+        return None
+    if not done:
+        return "no best row: none has all its experiments finished"
+    wanted = "set holdout.validation, or --select-on-test" if measure.judge == "validation" else "set holdout.test"
+    return f"no best row: there are no numbers on {measure.judge} data ({wanted}; evaluation.splits)"
 
 
 def _group(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], measure: Measure) -> dict[str, Any]:

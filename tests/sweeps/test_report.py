@@ -126,7 +126,26 @@ def test_a_group_of_which_a_seed_has_no_number_is_not_chosen() -> None:
     }
 
 
-@pytest.mark.parametrize("path", ["partition.alpha", "dataset", "attack.share", "evaluation.unseen_clients"])
+def test_without_a_best_row_the_table_says_why() -> None:
+    def said(rows: list[dict[str, Any]]) -> str:
+        console = Console(width=120)
+        with console.capture() as captured:
+            console.print(printed(groups_table(trials_table(rows, VARIED), VARIED, Measure()), VARIED, Measure()))
+        return " ".join(captured.get().split())
+
+    blind = [{**row, "validation_top1": None} for row in ROWS]
+    assert "no best row: there are no numbers on validation data (set holdout.validation, or" in said(blind)
+    assert "no best row: none has all" in said([{**row, "status": "unfinished"} for row in ROWS])
+    assert "no best row" not in said(ROWS) and "no best row" not in said(blind[:2])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("partition.alpha", "dataset", "attack.share", "evaluation"),
+        *("evaluation.unseen_clients", "evaluation.adversarial.radius"),
+    ],
+)
 def test_every_setting_of_the_data_has_a_choice_of_its_own(path: str) -> None:
     """With a number for each method on easy data and on hard ones."""
     numbers = {("easy", "fedavg"): 0.9, ("easy", "floco"): 0.8, ("hard", "fedavg"): 0.5, ("hard", "floco"): 0.6}

@@ -181,6 +181,9 @@ def test_a_judge_without_data_is_refused_before_anything_is_written(tmp_path: Pa
         sweep(tmp_path, "holdout.validation=0", "train.lr=0.1,0.2", options=SweepOptions(scheduler="asha"))
     with pytest.raises(ConfigError, match="--grace-rounds is 4, but experiments end after 4 rounds"):
         sweep(tmp_path, "seed=0:2", options=SweepOptions(scheduler="asha", grace_rounds=4))
+    asha = SweepOptions(scheduler="asha")
+    with pytest.raises(ConfigError, match=r"partition\.alpha: asha would compare numbers on different data"):
+        sweep(tmp_path, "partition=dirichlet", "partition.num_clients=5", "partition.alpha=1,10", options=asha)
     assert not list(tmp_path.iterdir())
 
 
