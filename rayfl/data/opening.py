@@ -102,7 +102,7 @@ def _divided(config: DataSections, opened: Samples | NaturalPath, streams: Rando
         if config.holdout.test is not None and open_natural(opened.path).header.own_test:
             raise ConfigError(
                 f"holdout.test: dataset {config.dataset.name!r} comes with its own test part; "
-                "drop holdout.test (holdout.validation is taken from the train part)"
+                "set holdout.test=null (holdout.validation is taken from the train part)"
             )
         return NaturalDataset(
             opened.path,
@@ -146,7 +146,7 @@ def _of_samples(config: DataSections, samples: Samples, streams: RandomStreams) 
                 "one already; leave out the section long_tail"
             )
         if config.holdout != HoldoutConfig():
-            raise ConfigError("holdout: partition.path brings its own splits; leave out the section holdout")
+            raise ConfigError("holdout: partition.path brings its own splits; leave out the section, or set holdout={}")
         splits, public = config.partition.splits(len(y))
         return PooledDataset(x, y, spec, splits, config.holdout, streams, config.noise, public, preprocess)
     names = None

@@ -176,6 +176,26 @@ def _reviews(home: Path, folder: Path) -> None:
     datasets.Dataset.from_dict(rows).save_to_disk(str(folder / "reviews"))
 
 
+def _of_pfllib(home: Path, folder: Path) -> None:
+    """Samples of eight clients as PFLlib's scripts of data leave them."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 4)):
+        (folder / "dataset" / "MNIST" / split).mkdir(parents=True)
+        for client in range(8):
+            x = generator.uniform(-1, 1, (count, 1, 28, 28)).astype(np.float32)
+            samples = {"x": x, "y": np.arange(count) % 10}
+            np.savez_compressed(folder / "dataset" / "MNIST" / split / f"{client}.npz", data=samples)
+
+
+def _of_fl_bench(home: Path, folder: Path) -> None:
+    """A partition of training and test images as FL-bench leaves it."""
+    places = np.random.default_rng(0).permutation(sum(_PARTS.values())).reshape(8, -1)
+    clients = [{"train": own[:300], "val": np.array([], dtype=np.int64), "test": own[300:]} for own in places]
+    (folder / "data" / "mnist").mkdir(parents=True)
+    with (folder / "data" / "mnist" / "partition.pkl").open("wb") as file:
+        pickle.dump({"separation": {}, "data_indices": clients}, file)
+
+
 def _devices(home: Path, folder: Path) -> None:
     with (folder / "client_device_capacity").open("wb") as file:
         pickle.dump({1: {"computation": 30.0, "communication": 5000.0}}, file)
@@ -199,6 +219,8 @@ _MAKERS: dict[str, Callable[[Path, Path], None]] = {
     r"my_module": _modules,
     r"mine\.parquet": _parquet,
     r"path=reviews": _reviews,
+    r"dataset/MNIST": _of_pfllib,
+    r"partition\.pkl": _of_fl_bench,
     r"client_device_capacity": _devices,
 }
 """By what a page mentions, the files that it needs."""

@@ -117,8 +117,8 @@ class NaturalDataset(FederatedDataset):
         self._header = self._file.header
         if self._header.own_test and test is not None:
             raise DataError(
-                f"holdout.test: {path} comes with its own test part; drop holdout.test (holdout.validation is taken "
-                "from the train part)"
+                f"holdout.test: {path} comes with its own test part; set holdout.test=null (holdout.validation is "
+                "taken from the train part)"
             )
         self._holdout = HoldoutConfig(test=0 if self._header.own_test else test, validation=validation)
         self._streams = streams

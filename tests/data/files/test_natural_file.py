@@ -75,7 +75,7 @@ def test_without_an_own_test_part_one_is_drawn_from_each_client(tmp_path: Path) 
 
 
 def test_a_test_fraction_for_a_file_with_an_own_test_part_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"f\.arrow comes with its own test part"):
+    with pytest.raises(DataError, match=r"f\.arrow comes with its own test part; set holdout\.test=null"):
         NaturalDataset(write(tmp_path / "f.arrow", *GROUPS), 0, STREAMS, test=0.2)
 
 

@@ -16,6 +16,7 @@ from algorithms.registry import METHODS, Experiment
 from cluster.rounds.forking import fork
 from rayfl.config.loading import load_config
 from rayfl.data.partitions.assignment import ASSIGNMENT_SCHEMA, FilePartition, assignment_hash
+from rayfl.data.partitions.holdout import HoldoutConfig
 from rayfl.errors import ConfigError, DataError, RunError
 from rayfl.examples import SPLITS
 from rayfl.experiment.parts import Parts
@@ -147,5 +148,6 @@ def test_a_wrong_hash_a_missing_file_and_a_holdout_are_refused(tmp_path: Path) -
     with pytest.raises(DataError, match="cannot be read"):
         FilePartition(path=tmp_path / "missing.parquet").splits(9)
     config = experiment(tmp_path, "x", partition={"name": "file", "path": str(path)})
-    with pytest.raises(ConfigError, match="leave out the section holdout"):
+    with pytest.raises(ConfigError, match=r"leave out the section, or set holdout=\{\}"):
         _ = Parts(load_config(Experiment, config, [])).dataset
+    assert load_config(Experiment, config, ["holdout={}"]).holdout == HoldoutConfig()  # the fix that is named
