@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
+
+from rayfl.config.differences import ABSENT as LEFT_OUT
 
 ADDED: Mapping[str, Any] = {
     "algorithm.adapters": "factors",
@@ -204,6 +206,24 @@ def comparable(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of a ``config.yaml`` such that all versions of rayfl have the same for one experiment."""
     left = _without_values(recorded, {**ADDED, **COUNTED})
     return left if value_at(recorded, "init.from") not in (None, ABSENT) else without(left, ["init"])
+
+
+_BY_NAME = ("algorithm", "dataset", "model", "partition", "task")
+"""Sections whose options depend on their name: one that is not there need not be at the value of before."""
+
+
+def values_told(found: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Returns what :func:`rayfl.config.differences.varied` has found in comparable contents, with values of before.
+
+    :func:`comparable` leaves these out, and a reader is told them: ``evaluation.clients=all``.
+    """
+    told = {}
+    for path, values in found.items():
+        section, _, rest = path.partition(".")
+        before = ADDED.get(path, value_at(ADDED.get(section, {}), rest))
+        known = section not in _BY_NAME and before is not ABSENT and before is not None
+        told[path] = [before if known and value == LEFT_OUT else value for value in values]
+    return told
 
 
 ABSENT = object()

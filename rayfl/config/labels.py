@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import combinations
 from typing import Any
 
+from rayfl.config.added import values_told
 from rayfl.config.differences import ABSENT, flattened, text_of, varied
 
 LONGEST = 40
@@ -33,7 +34,7 @@ def labels(contents: Sequence[Mapping[str, Any]], longest: int = LONGEST) -> lis
         contents: plain data with all values resolved.
         longest: characters of the options of a configuration, joined by a comma and a blank.
     """
-    found = varied(contents)
+    found = values_told(varied(contents))
     every = {path for content in contents for path in flattened(content)}
     options = dict(zip(_short_names(list(found), every), found.values(), strict=True))
     whole = {name: [_text(value) for value in values] for name, values in options.items()}

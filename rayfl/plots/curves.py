@@ -13,7 +13,7 @@ from rayfl.errors import ConfigError, RunError
 from rayfl.metrics import Metric
 from rayfl.plots.metrics import bounds_of, first_of, measure
 from rayfl.plots.phases import mark_phases
-from rayfl.plots.series import Series, seeds_together, series_of
+from rayfl.plots.series import Series, need_alike, seeds_together, series_of
 from rayfl.plots.style import COLOURS, columns_for, dashes, draw_curve, legend_below, new_figure, whole_numbers
 from rayfl.runs.folder import RunFolder
 from rayfl.runs.measured import Cohort, Measured, Split
@@ -57,9 +57,11 @@ def draw(
     first, tables = first_of(runs).name, [run.rounds for run in runs]
     names = dict.fromkeys((first, "loss") if metric is None else (metric,))
     metrics = {name: measure(name, tables) for name in names}
+    every = series_of(runs)
+    need_alike(every, metrics)
     rows = [
         row
-        for series in series_of(runs)
+        for series in every
         for name in _models(series, model, Measured(split, cohort))
         for row in _rows(series, name, Measured(split, cohort), shown, list(metrics))
     ]

@@ -15,6 +15,7 @@ from rayfl.config.labels import labels
 from rayfl.config.schema import ExperimentConfig
 from rayfl.errors import ConfigError, RunError
 from rayfl.runs.curves import mean_over_seeds
+from rayfl.runs.definitions import defined_apart
 from rayfl.runs.folder import RunFolder
 
 _OF_ONE_EXPERIMENT = FREE | {"seed", "evaluation", "engine"}
@@ -97,6 +98,28 @@ def series_of(runs: Sequence[RunFolder], pooled: bool = True) -> list[Series]:
             _need_one_round(members)
     first = [members[0] for members in groups.values()]
     return [Series(label, tuple(members)) for label, members in zip(_labels(first), groups.values(), strict=True)]
+
+
+def need_alike(every: Sequence[Series], metrics: Iterable[str]) -> None:
+    """Makes sure that the evaluations of a series' runs can be pooled, those before the last round, too.
+
+    Args:
+        every: the series.
+        metrics: that are drawn.
+
+    Raises:
+        ConfigError: runs of a series score other numbers of clients, or define a metric in other ways.
+    """
+    shown = {metric: metric for metric in metrics}
+    for series in every:
+        counts = dict.fromkeys(run.config.evaluation.clients for run in series.runs)
+        differing = [f"evaluation.clients ({', '.join(map(str, counts))})"] if len(counts) > 1 else []
+        differing += defined_apart([run.content for run in series.runs], shown)
+        if differing:
+            raise ConfigError(
+                f"{' and '.join(run.uri for run in series.runs)} are one series, and cannot be pooled, as they differ "
+                f"in {', '.join(differing)}: draw them apart"
+            )
 
 
 def _need_one_round(runs: Sequence[RunFolder]) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rayfl.errors import ConfigError
 from rayfl.metrics import Metric
 from rayfl.plots.metrics import first_of, measure
-from rayfl.plots.series import Series, series_of
+from rayfl.plots.series import Series, need_alike, series_of
 from rayfl.plots.style import SEQUENTIAL, ink_on, new_panels, wrapped
 from rayfl.results.personalized import PersonalizedRows
 from rayfl.results.stages import ByStage, by_stage
@@ -39,7 +39,9 @@ def draw(runs: Sequence[RunFolder], metric: str | None = None) -> tuple[Figure, 
         ConfigError: a run has no such metric or no such scores, or runs have different numbers of stages.
     """
     shown = measure(first_of(runs).name if metric is None else metric, [run.rounds for run in runs])
-    found = [(series, _mean(series, shown)) for series in series_of(runs)]
+    every = series_of(runs)
+    need_alike(every, [shown.name])
+    found = [(series, _mean(series, shown)) for series in every]
     sizes = {len(one.scores) for _, one in found}
     if len(sizes) > 1:
         raise ConfigError(f"stages: runs have {' and '.join(map(str, sorted(sizes)))} stages: draw them apart")

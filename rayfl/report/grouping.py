@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
-from rayfl.config.added import comparable
+from rayfl.config.added import comparable, values_told
 from rayfl.config.differences import ABSENT, text_of, varied
 from rayfl.config.identity import FREE
 from rayfl.config.labels import labels
@@ -74,7 +74,7 @@ def check_same_data(runs: Sequence[Run]) -> None:
     for one, other in combinations(runs, 2):
         if on_same_data(one, other):
             continue
-        changes = varied([redacted(_data(run)) for run in (one, other)])
+        changes = values_told(varied([redacted(_data(run)) for run in (one, other)]))
         same = "the same configuration" + (" and seed" if one.seed == other.seed else "")
         what = "other samples in its files" if _contents_differ(one, other) else "another partition.parquet"
         how = "; ".join(f"{path}: {' and '.join(map(_text, values))}" for path, values in changes.items())
@@ -134,7 +134,7 @@ def shown_model(groups: Sequence[Group]) -> str:
 
 def config_table(groups: Sequence[Group]) -> dict[str, list[str]]:
     """Returns by dotted path what the configurations of several groups have where they are not all equal."""
-    options = varied([redacted(_identity(group.runs[0])) for group in groups])
+    options = values_told(varied([redacted(_identity(group.runs[0])) for group in groups]))
     return {path: [text_of(value) for value in values] for path, values in options.items()}
 
 
@@ -172,13 +172,18 @@ def _data(run: Run) -> dict[str, Any]:
 
 
 def drift_of(run: Run) -> Any:
-    """Returns what says which test samples the last evaluation had, and what they are like; None: those of the source.
+    """Returns what says which samples the last evaluation had, and what they are like; None: those of the source.
 
-    Classes and domains of later stages are not there yet in a run that has not come so far.
+    Classes and domains of later stages are not there yet in a run that has not come so far. Training samples are those
+    of the stage and of the clients' memory, in stages of every kind.
     """
     section, stages = run.content.get("stages", {}), recorded_stages(run.content)
     stage = stages.stage_of(max((row["round"] for row in final_rows(run.rounds, run.measured)), default=1) - 1)
-    if isinstance(stages, NoStages) or stages.name not in (*_ARRIVALS, *_DRIFTS):
+    if isinstance(stages, NoStages):
+        return None
+    if run.measured.split == "train":
+        return {key: value for key, value in section.items() if key != "rounds"} | {"stage": stage + 1}
+    if stages.name not in (*_ARRIVALS, *_DRIFTS):
         return None
     if stage == (stages.count - 1 if stages.name in _ARRIVALS else 0):
         return None

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rayfl.config.added import ABSENT, comparable, value_at
+from rayfl.config.adversarial import AdversarialConfig
 from rayfl.config.differences import text_of
+from rayfl.metrics.changed_inputs import ROBUST
 from rayfl.metrics.frequency import GROUPS
 from rayfl.metrics.people import FAIRNESS
 
@@ -27,8 +29,9 @@ _OF_TASKS = {
     "task.frequency": _BY_FREQUENCY,
     "task.frequency_bounds": _BY_FREQUENCY,
     "dataset.group": tuple(FAIRNESS),
+    **{f"evaluation.adversarial.{name}": (ROBUST.name,) for name in AdversarialConfig.model_fields},
 }
-"""By option of a task, the metrics that it defines."""
+"""By option, the metrics that it defines."""
 _OF_TOKENS = (
     "x", "kind", "tokenizer", "tokenizer_sha256", "vocabulary", "length", "padding", "template", "response", "chosen",
     "rejected",

@@ -73,3 +73,19 @@ def test_a_label_tells_as_much_as_the_options(options: list[dict[str, Any]]) -> 
     assert [whole[i] == whole[j] for i in range(len(whole)) for j in range(i)] == [
         short[i] == short[j] for i in range(len(short)) for j in range(i)
     ]
+
+
+def test_values_of_before_are_told_and_not_called_none() -> None:
+    """Comparable configurations lack options at the value of before they were there."""
+    assert labels([{"evaluation": {"every": 2}}, {"evaluation": {"every": 2, "clients": 5}}]) == [
+        ["clients=all"],
+        ["clients=5"],
+    ]
+    assert labels([{}, {"aggregator": {"name": "median"}}]) == [["aggregator=mean"], ["aggregator=median"]]
+    assert labels([{"seed": 0}, {"seed": 0, "attack": {"share": 0.2}}]) == [["share=0.0"], ["share=0.2"]]
+    # Another method may have no such option, and nothing is known of what has no value.
+    assert labels([{"algorithm": {"x": 1}}, {"algorithm": {"x": 1, "one_sample": "y"}}]) == [
+        ["one_sample=none"],
+        ["one_sample=y"],
+    ]
+    assert labels([{"privacy": {"delta": 1}}, {"privacy": {"delta": 1, "bands": 2}}]) == [["bands=none"], ["bands=2"]]

@@ -23,7 +23,7 @@ from rayfl.plots.curves import _panel
 from rayfl.plots.metrics import bounds_of
 from rayfl.plots.output import write_plot
 from rayfl.plots.phases import second_phase
-from rayfl.plots.series import fields_that_differ, need_same_but, seeds_together, series_of
+from rayfl.plots.series import fields_that_differ, need_alike, need_same_but, seeds_together, series_of
 from rayfl.plots.style import (
     COLOURS,
     SPLIT_COLOURS,
@@ -59,7 +59,7 @@ def test_labels_say_which_data_methods_have_where_they_differ(made: Runs) -> Non
     held = made("superfed-mm", **{"evaluation.unseen_clients": 0.2})
     staged = made("superfed-lm", stages={"name": "samples", "count": 2, "rounds": 2})
     assert [series.label for series in series_of([made("fedavg"), held])] == [
-        "FedAvg, unseen_clients=none",
+        "FedAvg, unseen_clients=0.0",
         "SuPerFed, unseen_clients=0.2",
     ]
     assert [series.label for series in series_of([made("fedavg"), staged])] == [
@@ -112,6 +112,22 @@ def test_seeds_at_different_rounds_are_not_pooled(made: Runs) -> None:
     with pytest.raises(RunError, match=r"seed_1 has done 2 of 3 rounds, and .*, with another seed, 3: .*rayfl run"):
         series_of([whole, behind])
     assert len(series_of([whole, behind], pooled=False)) == 1
+
+
+def test_evaluations_of_other_clients_or_other_attacks_are_not_pooled(made: Runs) -> None:
+    whole, few = made("superfed-mm"), made("superfed-mm", seed=1, **{"evaluation.clients": 3})
+    with pytest.raises(
+        ConfigError, match=r"seed_1.* cannot be pooled, as they differ in evaluation\.clients \(all, 3\)"
+    ):
+        need_alike(series_of([whole, few]), ["top1"])
+    need_alike(series_of([whole]) + series_of([few]), ["top1"])
+    attacked = [
+        made("superfed-mm", seed=seed, **{"evaluation.adversarial": {"radius": radius}})
+        for seed, radius in enumerate((0.05, 0.2))
+    ]
+    need_alike(series_of(attacked), ["top1"])
+    with pytest.raises(ConfigError, match=r"differ in evaluation\.adversarial\.radius \(0\.05, 0\.2\)"):
+        need_alike(series_of(attacked), ["top1", "robust_top1"])
 
 
 def test_evaluation_makes_no_other_experiment(made: Runs) -> None:

@@ -18,7 +18,7 @@ from rayfl.report.columns import columns_of
 from rayfl.report.comparison import compare
 from rayfl.report.datasets import compare_by_dataset
 from rayfl.report.formats import numbers
-from rayfl.report.grouping import Group, config_table, group_runs
+from rayfl.report.grouping import Group, config_table, group_runs, on_same_data
 from rayfl.report.lines import DEFAULT, Wanted
 from rayfl.report.rows import RowKey, final_by_key, own_key
 from rayfl.report.several import comparison_table
@@ -220,6 +220,22 @@ def test_samples_that_drift_otherwise_are_other_data_and_those_that_arrive_are_n
     compare([early, configured(copied("fedavg-0", "as-early"), stages={**classes, "rounds": 7, "memory": 20})])
     with pytest.raises(RunError, match=r"stages\.stage: 2 and 4"):
         compare([drifted, configured(copied("fedavg-0", "later"), stages={**turned, "count": 9, "degrees": 30.0})])
+
+
+def test_training_samples_of_unlike_stages_are_other_data(copied: Copied) -> None:
+    """Of the last evaluation: those of the stage, and those that clients remember."""
+    parts = {"name": "samples", "count": 2, "rounds": 1, "memory": 0}
+    plain = configured(copied("fedavg-0"))
+    staged = configured(copied("superfed-mm-0"), stages=parts)
+    longer = configured(copied("superfed-mm-0", "longer"), stages={**parts, "rounds": 2})
+    remembering = configured(copied("superfed-mm-0", "remembering"), stages={**parts, "memory": 20})
+    compare([plain, staged, longer, remembering])  # on test samples
+    trained = [run.viewed(measured=Measured("train")) for run in (plain, staged, longer, remembering)]
+    assert on_same_data(trained[1], trained[1].viewed(measured=Measured("train")))
+    for other in (0, 3):
+        assert not on_same_data(trained[1], trained[other])
+    with pytest.raises(RunError, match=r"made on different data .*stages\.memory: 0 and 20"):
+        compare([trained[1], trained[3]])
 
 
 def test_runs_that_hold_clients_out_are_on_other_data_whatever_their_seeds(copied: Copied, runs: list[Run]) -> None:

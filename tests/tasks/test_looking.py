@@ -185,16 +185,18 @@ def test_a_figure_of_losses_of_two_kinds_says_so(
         ([{"task": {"name": "classification", "thresholds": n}} for n in (101, 501)], ["auroc"]),
         (
             [{"task": {"name": "language_model"}, "dataset": {"tokenizer": name}} for name in ("words", "bytes")],
-            ["dice, dice_worst5, iou, top1, auroc, loss"],
+            ["dice, dice_worst5, iou, top1, auroc, loss, robust_top1"],
         ),
         ([{"task": {"name": "classification"}, "dataset": {"tokenizer": name}} for name in ("words", "bytes")], []),
         ([{"task": {"name": "regression", "loss": "huber", "delta": n}} for n in (1.0, 2.0)], ["loss"]),
         ([{"task": {"name": "anomaly_detection", "normal": [n]}} for n in (0, 1)], ["auroc, loss"]),
         ([{"task": {"name": "anomaly_detection", "trains": kind}} for kind in ("normal", "all")], ["loss"]),
+        ([{"evaluation": {"adversarial": {"radius": n, "steps": 10}}} for n in (0.05, 0.2)], ["robust_top1"]),
+        ([{"evaluation": {"adversarial": found}} for found in (None, None)], []),
     ],
 )
 def test_options_that_define_a_metric_are_known(contents: list[dict[str, Any]], told: list[str]) -> None:
-    names = ("dice", "dice_worst5", "iou", "top1", "auroc", "loss")
+    names = ("dice", "dice_worst5", "iou", "top1", "auroc", "loss", "robust_top1")
     runs: list[Any] = [SimpleNamespace(content=content) for content in contents]
     metrics, notes = told_apart(runs, [Metric(name, name, 1, 3, 1) for name in names])
     assert [note.partition(":")[0] for note in notes] == told
