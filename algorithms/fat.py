@@ -61,6 +61,16 @@ class FAT(Adversarial, FineTuned):
         unless={"radius": (0,), "attacked_share": (0,)},
     )
 
+    def idle_settings(self) -> list[str]:
+        found = super().idle_settings()
+        if not self.radius or self.attacked_share:
+            return found
+        idle = ["start"] if self.score_attacked else ["radius", "unit", "step", "steps", "start"]
+        why = "algorithm.attacked_share is 0" + ("" if self.score_attacked else " & algorithm.score_attacked is false")
+        fields = type(self).model_fields
+        changed = [name for name in idle if getattr(self, name) != fields[name].default]
+        return [*found, *(f"algorithm.{name} has no effect: {why}" for name in changed)]
+
     async def local_update(self, client: Client, model: Tree) -> Weighted:
         if not self.radius or not self.attacked_share:
             return await super().local_update(client, model)

@@ -194,3 +194,16 @@ def test_inputs_that_cannot_change_a_little_are_refused(kind: Any, said: str) ->
     task.spec = InputSpec(kind, (5,), 3, vocabulary=9)
     with pytest.raises(ConfigError, match=said):
         FAT().check_task(task)
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({"attacked_share": 0.0, "score_attacked": False}, ["radius", "steps", "start"]),
+        ({"attacked_share": 0.0}, ["start"]),
+        ({"score_attacked": False}, []),
+    ],
+)
+def test_options_of_attacks_that_nothing_makes_are_idle(options: dict[str, Any], idle: list[str]) -> None:
+    said = FAT(radius=0.2, steps=3, start="ball", **options).idle_settings()
+    assert [line.split()[0] for line in said] == [f"algorithm.{name}" for name in idle]
