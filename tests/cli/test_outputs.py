@@ -129,6 +129,10 @@ def test_every_path_may_begin_at_home(run: Path, monkeypatch: pytest.MonkeyPatch
     paths = [hint for hint in hints if get_origin(hint) is Annotated and "Path" in str(get_args(hint)[0])]
     assert len(paths) > 15 and all(get_args(hint)[1].callback is at_home for hint in paths)
     assert at_home(["~/b"]) == [tmp_path / "b"] and at_home(None) is None
+    # Path("s3://bucket/x") is s3:/bucket/x, under which a local folder would be made.
+    for address in ("s3://bucket/x.png", "file:///x.png"):
+        done = CliRunner().invoke(app, ["plot", "clients", str(run), f"--out={address}"])
+        assert isinstance(done.exception, ConfigError) and "a path on this machine is needed" in str(done.exception)
 
 
 def test_data_and_doctor(tmp_path: Path) -> None:
