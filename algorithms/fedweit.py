@@ -24,6 +24,8 @@ from rayfl.params import Tree, copy, map_leaves, num_bytes
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
 _OWN_SHARE = 3
+_MANY_PEERS = 10
+"""As many clients' weights as no warning is due for."""
 _NEVER_SENT = "it never sends what normalization layers have, and clients keep it for each stage"
 
 
@@ -91,7 +93,15 @@ class FedWeIT(Algorithm):
             )
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
-        return without_stages(context, "one stage, without what others had before")
+        found = without_stages(context, "one stage, without what others had before")
+        others = context.cohort_size - 1
+        if found or self.peers is not None or others <= _MANY_PEERS:
+            return found
+        return (
+            f"algorithm.peers is null: from the second stage on each client is sent the A_j of up to {others} others "
+            "and keeps them, each as large as the layers below the head, so that memory and bytes grow with the square "
+            f"of the number of clients. Set algorithm.peers, to {_MANY_PEERS} for instance",
+        )
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = super().init(task, context)["model"]

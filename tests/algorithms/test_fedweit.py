@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from algorithms.fedweit import FedWeIT
 from rayfl.data.partitions.stage import NoStages
 from rayfl.engine.updates.batches import plan_batches
+from rayfl.engine.updates.settings import TrainConfig
 from rayfl.errors import ConfigError
 from rayfl.params import Tree, leaves
 from tests.support.partial_toys import three_layers
@@ -192,3 +194,14 @@ def test_a_model_without_hidden_layers_is_refused() -> None:
     toy = staged_toy(FedWeIT())
     with pytest.raises(ConfigError, match="this model trains none: choose a model with hidden layers"):
         FedWeIT().check(softmax_regression(), toy.context)
+
+
+def test_peers_that_grow_with_the_number_of_clients_are_warned_of() -> None:
+    context = staged_toy(FedWeIT()).context
+    many = replace(context, num_clients=12, train=TrainConfig(clients_per_round="all"))
+    (said,) = FedWeIT().remarks(many)
+    assert "up to 11 others" in said and "Set algorithm.peers" in said
+    assert not FedWeIT(peers=3).remarks(many)
+    assert not FedWeIT().remarks(replace(many, num_clients=11))
+    (alone,) = FedWeIT().remarks(replace(many, stages=NoStages()))
+    assert "one stage" in alone
