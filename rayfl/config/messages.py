@@ -16,6 +16,8 @@ _BRANCH = re.compile(r"(literal|nullable|list|tuple|dict|function-\w+|constraine
 """What pydantic calls a branch of a union of values and models: no part of what was written."""
 _SEVERAL = re.compile(r"[^,]+(,[^,]+)+|-?\d+:-?\d+(:\d+)?|(log|uniform|choice)\(.*\)")
 _FOR_SWEEPS = "; several values are for `rayfl sweep`"
+_WRITTEN = re.compile(r"\s*(\{.*\}|\[.*\])\s*", re.DOTALL)
+_IN_PYTHON = "; this is text: in Python give a dict or a list, of which a shell's overrides are the text"
 _OF_ONE_VALUE = ("int_parsing", "float_parsing", "bool_parsing", "literal_error", "union_tag_invalid")
 
 
@@ -37,8 +39,12 @@ def explain(error: ValidationError, schema: type[BaseModel], place: str) -> str:
             found.setdefault(path, []).append(text)
     for problem, here in zip(reported, locations, strict=True):
         value = problem.get("ctx", {}).get("tag", problem["input"])
-        if problem["type"] in _OF_ONE_VALUE and isinstance(value, str) and _SEVERAL.fullmatch(value):
-            texts = found[".".join(_walk(here, schema)[0])]
+        texts = found.get(".".join(_walk(here, schema)[0]))
+        if not texts or not isinstance(value, str):
+            continue
+        if _WRITTEN.fullmatch(value):
+            texts[-1] = f"{texts[-1].removesuffix(_IN_PYTHON)}{_IN_PYTHON}"
+        elif problem["type"] in _OF_ONE_VALUE and _SEVERAL.fullmatch(value):
             texts[-1] = f"{texts[-1].removesuffix(_FOR_SWEEPS)}{_FOR_SWEEPS}"
     return problems(place, found)
 

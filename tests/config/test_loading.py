@@ -87,6 +87,21 @@ def test_all_problems_are_reported_at_once_with_path_allowed_values_and_nearest_
     assert "allowed: aggregator, algorithm, attack, augment, cl" in lines["foo"]
 
 
+def test_text_of_a_section_or_a_list_is_told_to_be_text() -> None:
+    """As it is in a shell's command, given to Python."""
+    for path, text in (
+        ("partition", "{name: iid, num_clients: 5}"),
+        ("holdout", "{test: 0.2}"),
+        ("evaluation.splits", "[train, test]"),
+        ("transform.normalize", "{mean: [0.5], std: [0.5]}"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config(Experiment, "quickstart", {path: text})
+        assert str(caught.value).count("in Python give a dict or a list") == 1 and "rayfl sweep" not in str(caught.value)
+        load_config(Experiment, "quickstart", [f"{path}={text}"])
+    assert "in Python" not in problems("quickstart", "partition=iidd", "seed=x")
+
+
 @pytest.mark.parametrize(
     "override", ["seed=0,1", "seed=0:5", "train.batch_size=10,20", "train.lr=log(0.01,1)", "algorithm=fedavg,ditto"]
 )
