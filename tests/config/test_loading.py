@@ -97,7 +97,8 @@ def test_text_of_a_section_or_a_list_is_told_to_be_text() -> None:
     ):
         with pytest.raises(ConfigError) as caught:
             load_config(Experiment, "quickstart", {path: text})
-        assert str(caught.value).count("in Python give a dict or a list") == 1 and "rayfl sweep" not in str(caught.value)
+        said = str(caught.value)
+        assert said.count("in Python give a dict or a list") == 1 and "rayfl sweep" not in said
         load_config(Experiment, "quickstart", [f"{path}={text}"])
     assert "in Python" not in problems("quickstart", "partition=iidd", "seed=x")
 
