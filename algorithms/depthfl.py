@@ -10,15 +10,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from algorithms.base import Algorithm, Clients, check_head, setting
+from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.capacities import drawn, in_turn
 from algorithms.parts.displacements import anchor_of, keep_displacement
-from algorithms.parts.exits import Exits, Parts
+from algorithms.parts.exits import Exits, Parts, check_depths, depth_count
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.errors import ConfigError, ModelError
+from rayfl.errors import ConfigError
 from rayfl.objectives import TRAINED, Sum, function, squared_distance
 from rayfl.params import Tree, zeros_like
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
@@ -116,21 +116,8 @@ class DepthFL(Algorithm):
         return {"distribution": "its classifiers teach each other probabilities of classes"}
 
     def check(self, task: Task, context: RoundContext) -> None:
-        check_head(self.name, task.network)
-        network: Any = task.network
-        fix = "choose a model of linear layers and convolutions (model=two_cnn, vgg9, resnet9, resnet18, ...)"
-        if "adapters" in network.groups:
-            raise ConfigError(f"{self.name} needs a model that is cut by depth, not a transformer with adapters: {fix}")
-        try:
-            stages = len(network.depths.stages)
-        except ModelError as error:
-            raise ConfigError(f"{self.name} needs a model that can be cut by depth: {fix}. This one: {error}") from None
+        check_depths(self.name, task, self.classifiers)
         count = self._count(task)
-        if count > stages:
-            raise ConfigError(
-                f"algorithm.classifiers={count}: this model can be cut into {stages} depths at most: set it to "
-                f"{stages} or less, or choose a deeper model"
-            )
         if self.depths is not None and max(self.depths) > count:
             raise ConfigError(
                 f"algorithm.depths has {max(self.depths)}, and there are {count} depths (algorithm.classifiers): name "
@@ -150,8 +137,7 @@ class DepthFL(Algorithm):
         return (*super().remarks(context), f"{untrained}global model stays as it is drawn, and its score has it")
 
     def _count(self, task: Task) -> int:
-        network: Any = task.network
-        return min(4, len(network.depths.stages)) if self.classifiers is None else self.classifiers
+        return depth_count(task, self.classifiers)
 
     def exits(self, task: Task) -> Exits:
         """The network with its classifiers."""

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from algorithms.parts.layers import draw_linear, linear
-from rayfl.models.depths import Depths
+from algorithms.parts.requirements import check_head
+from rayfl.errors import ConfigError, ModelError
+from rayfl.models.depths import Depths, Stage
 from rayfl.params import Tree
+from rayfl.tasks.base import Task
 
 Parts = dict[str, Tree]
 """Two flat trees: ``model``, tensors of the network, and ``exits``, those of the classifiers before the last one."""
@@ -36,6 +39,11 @@ class Exits:
         stages = len(self._depths.stages)
         self._after = [-(-number * stages // count) - 1 for number in range(1, count + 1)]
 
+    @property
+    def read(self) -> list[Stage]:
+        """The stages that the classifiers before the last one read."""
+        return [self._depths.stages[after] for after in self._after[:-1]]
+
     @cached_property
     def _level(self) -> dict[str, int]:
         return {
@@ -47,8 +55,8 @@ class Exits:
     def drawn(self, like: Tensor, generator: np.random.Generator) -> Tree:
         """The classifiers before the last, drawn as PyTorch draws linear layers: ``exits``."""
         found: Tree = {}
-        for number, after in enumerate(self._after[:-1], 1):
-            layer = draw_linear(self._depths.stages[after].width, self._network.head_shape[0], like, generator)
+        for number, stage in enumerate(self.read, 1):
+            layer = draw_linear(stage.width, self._network.head_shape[0], like, generator)
             found |= {f"{number}.{name}": leaf for name, leaf in layer.items()}
         return found
 
@@ -110,3 +118,41 @@ class Exits:
         read = self._network.walked(parts["model"], x, walk, training=training, mask=mask)
         layers = [{name: exits[f"{number}.{name}"] for name in ("matrix", "offset")} for number in numbers]
         return [*map(linear, layers, read), *read[len(numbers) :]]
+
+
+def depth_count(task: Task, classifiers: int | None) -> int:
+    """D: into how many depths a network is cut.
+
+    Args:
+        task: has the network.
+        classifiers: as configured; None: 4, or as many as the network has stages if these are fewer.
+    """
+    network: Any = task.network
+    return min(4, len(network.depths.stages)) if classifiers is None else classifiers
+
+
+def check_depths(method: str, task: Task, classifiers: int | None) -> None:
+    """Refuses a network that cannot be cut into so many depths.
+
+    Args:
+        method: its name.
+        task: has the network.
+        classifiers: as for :func:`depth_count`.
+
+    Raises:
+        ConfigError: naming what is in the way, and the fix.
+    """
+    check_head(method, task.network)
+    network: Any = task.network
+    fix = "choose a model of linear layers and convolutions (model=two_cnn, vgg9, resnet9, resnet18, ...)"
+    if "adapters" in network.groups:
+        raise ConfigError(f"{method} needs a model that is cut by depth, not a transformer with adapters: {fix}")
+    try:
+        stages = len(network.depths.stages)
+    except ModelError as error:
+        raise ConfigError(f"{method} needs a model that can be cut by depth: {fix}. This one: {error}") from None
+    if classifiers is not None and classifiers > stages:
+        raise ConfigError(
+            f"algorithm.classifiers={classifiers}: this model can be cut into {stages} depths at most: set it to "
+            f"{stages} or less, or choose a deeper model"
+        )
