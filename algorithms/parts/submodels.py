@@ -14,11 +14,21 @@ from torch import Tensor
 from algorithms.base import Averaging, Clients, setting
 from algorithms.parts.capacities import drawn, in_turn
 from algorithms.parts.prototypes import class_counts
-from algorithms.parts.widths import Held, Scaled, bytes_of, cut, merged, padded, scaled, weights_by_element
+from algorithms.parts.widths import (
+    Held,
+    Scaled,
+    bytes_of,
+    check_units,
+    cut,
+    merged,
+    padded,
+    scaled,
+    weights_by_element,
+)
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.errors import ConfigError, ModelError
+from rayfl.errors import ConfigError
 from rayfl.models.units import Units
 from rayfl.objectives import Sum, frozen, function, loss
 from rayfl.objectives.points import Scope
@@ -74,18 +84,7 @@ class Submodels(Averaging):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        network: Any = task.network
-        fix = "choose a model of linear layers and convolutions (model=two_nn, two_cnn, vgg9, resnet9, ...)"
-        if "adapters" in network.groups:
-            raise ConfigError(f"{self.name} needs a model that is cut by width, not a transformer with adapters: {fix}")
-        try:
-            units = network.units
-        except ModelError as error:
-            raise ConfigError(f"{self.name} needs a model that can be cut by width: {fix}. This one: {error}") from None
-        if not units.sizes:
-            raise ConfigError(
-                f"{self.name} needs a model that can be cut by width, and this one has no hidden layer: {fix}"
-            )
+        check_units(self.name, task)
         if self.moves and context.train.persist_optimizer:
             raise ConfigError(
                 f"{self.name} needs train.persist_optimizer=false here: clients have other units in every round, so "
@@ -196,7 +195,7 @@ class ScaledSubmodels(Submodels):
 
     async def train(self, client: Client, start: Tree, width: float) -> Tree:
         like = next(iter(start.values()))
-        reads = {"factor": torch.tensor(self.factor(width)).to(like)} if self._scales else {}
+        reads = {"factor": like.new_tensor(self.factor(width))} if self._scales else {}
         if self.masked_loss:
             reads["present"] = self._present(client).to(like)
         return await client.train(start, self.objective, frozen=reads)

@@ -10,17 +10,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayfl.errors import ConfigError, ModelError
 from rayfl.models.units import Axis, Units
 from rayfl.objectives.numbers import Factor
 from rayfl.objectives.points import TRAINED, Point, Scope, Share
 from rayfl.params import Tree
-from rayfl.tasks.base import Model
+from rayfl.tasks.base import Model, Task
 
 Held = tuple[Tensor, ...]
 """By hidden layer the units that a client has, int64, all different."""
 
 _ROUNDING = 1e-9
 """So that 0.1 of 30 units are 3 units."""
+
+
+def check_units(method: str, task: Task) -> None:
+    """Refuses a network whose hidden units are not known.
+
+    Args:
+        method: its name.
+        task: has the network.
+
+    Raises:
+        ConfigError: naming what is in the way, and the fix.
+    """
+    network: Any = task.network
+    fix = "choose a model of linear layers and convolutions (model=two_nn, two_cnn, vgg9, resnet9, ...)"
+    if "adapters" in network.groups:
+        raise ConfigError(f"{method} needs a model that is cut by width, not a transformer with adapters: {fix}")
+    try:
+        units = network.units
+    except ModelError as error:
+        raise ConfigError(f"{method} needs a model that can be cut by width: {fix}. This one: {error}") from None
+    if not units.sizes:
+        raise ConfigError(f"{method} needs a model that can be cut by width, and this one has no hidden layer: {fix}")
 
 
 def count_of(size: int, width: float) -> int:
