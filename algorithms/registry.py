@@ -196,6 +196,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "fedrolex": "algorithms.fedrolex:FedRolex",
         "fjord": "algorithms.fjord:FjORD",
         "depthfl": "algorithms.depthfl:DepthFL",
+        "scalefl": "algorithms.scalefl:ScaleFL",
         "dfedavgm": "algorithms.dfedavgm:DFedAvgM",
         "dfedsam": "algorithms.dfedsam:DFedSAM",
         "sgp": "algorithms.sgp:SGP",

@@ -187,6 +187,7 @@ PRINTED = {
     "rolora": "RoLoRA",
     "scaffnew": "Scaffnew",
     "scaffold": "SCAFFOLD",
+    "scalefl": "ScaleFL",
     "semifl": "SemiFL",
     "sgp": "SGP",
     "subfedavg": "Sub-FedAvg",

@@ -74,6 +74,7 @@ NEEDS = {
     "rofl": f"{_NOISY} algorithm.forget_rate=0.3",
     "scaffnew": "train.clients_per_round=all train.momentum=0",
     "scaffold": "train.momentum=0",
+    "scalefl": "model.hidden=[64,64,64,64]",
     "semifl": "holdout.public=100 labelled.at=server algorithm.threshold=0.8",
     "target": (
         "partition.classes_per_client=10 stages.name=classes stages.count=3 stages.rounds=10 "

@@ -44,7 +44,7 @@ class Scaled(TwoLayers):
         return super().features(x * self.scale)
 
 
-CUT = {"heterofl", "fedrolex", "fjord", "depthfl"}
+CUT = {"heterofl", "fedrolex", "fjord", "depthfl", "scalefl"}
 
 
 def clients_of(case: Case, factor: Tensor) -> ListDataset:
@@ -173,6 +173,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
 
 HEAD_NEEDED = {
     "depthfl",
+    "scalefl",
     "creff",
     "fedah",
     "ccvr",

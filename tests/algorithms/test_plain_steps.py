@@ -59,6 +59,7 @@ WITHOUT_TOKENS = (
         "fedrolex",
         "fjord",
         "depthfl",
+        "scalefl",
     ),
 )
 """Methods that refuse tokens, mix inputs, cannot cut embeddings, or need as many features as classes."""

@@ -208,6 +208,7 @@ UNFIT = {
     "fedap",
     "fedbn",
     "depthfl",
+    "scalefl",
     "heterofl",
     "fedrolex",
     "fjord",

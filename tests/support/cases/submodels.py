@@ -6,6 +6,7 @@ from algorithms.depthfl import DepthFL
 from algorithms.fedrolex import FedRolex
 from algorithms.fjord import FjORD
 from algorithms.heterofl import HeteroFL
+from algorithms.scalefl import ScaleFL
 from rayfl.models.base import Network
 from tests.support.cases.base import Case
 from tests.support.cases.expected import head
@@ -20,6 +21,15 @@ def half(network: Network) -> int:
 
 SUBMODELS = {
     "depthfl": Case(DepthFL(), private=frozenset({"displacement"}), averages=False, one_layer=False, any_layers=False),
+    "scalefl": Case(
+        ScaleFL(widths=(1.0, 0.5, 0.25)),
+        averages=False,
+        relabels=False,
+        distinct=True,
+        one_layer=False,
+        any_layers=False,
+        steady=False,
+    ),
     "heterofl": Case(
         HeteroFL(widths=(1.0, 0.5, 0.25)),
         averages=False,
