@@ -3,8 +3,8 @@
 Every draw is a pure function of (experiment seed, stream name, round, client), so results depend
 neither on the number of actors nor on the order in which they work, and a restart has nothing to
 restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``init.projection``, ``init.architecture``,
-``init.hyper``, ``init.generator``, ``init.adapters``, ``init.classifier``, ``init.exits``, ``ranks``, ``widths``,
-``depths``, ``levels``, ``units``,
+``init.hyper``, ``init.generator``, ``init.adapters``, ``init.classifier``, ``init.exits``, ``init.scores``,
+``ranks``, ``widths``, ``depths``, ``levels``, ``units``,
 ``split``, ``holdout``, ``sampling``, ``batches``, ``digest``, ``augment``, ``mix``, ``dropout``, ``coin``, ``public``,
 ``noise``, ``noise.clients``, ``clients``, ``server``, ``datastore``, ``event``, ``unseen``, ``evaluated``, ``folds``,
 ``privacy``,

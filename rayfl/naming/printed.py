@@ -106,6 +106,7 @@ PRINTED = {
     "fedper": "FedPer",
     "fedpgp": "FedPGP",
     "fedphp": "FedPHP",
+    "fedpm": "FedPM",
     "fedproto": "FedProto",
     "fedprox": "FedProx",
     "fedpub": "FED-PUB",

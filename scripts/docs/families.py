@@ -46,6 +46,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("fedlaw", "turbosvm", "kafe", "fedld", "fedbuff", "fedasync", "ca2fl"),
     ),
     "the one model, without backpropagation": ("fedzo", "fedkseed", "decomfl", "feedsign"),
+    "the one model, a part of a network of random weights": ("fedpm",),
     "the one model, where the loss is flat": ("fedsam", "fedlesam", "fedsol"),
     "the one model, from features that agree or spread": (
         *("moon", "fedmmd", "fedfusion", "feddecorr", "feduv", "fedrcl", "fpl", "fedsr", "fediir"),

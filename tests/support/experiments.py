@@ -119,6 +119,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedrolex": {"name": "fedrolex", "widths": [0.5, 0.25]},
     "fjord": {"name": "fjord", "self_distillation": True},
     "depthfl": {"name": "depthfl", "ramp_up": 2},
+    "fedpm": {"name": "fedpm", "reset_every": 2},
     "scalefl": {"name": "scalefl", "widths": [0.5, 1.0], "distillation_start": 0.0},
     "feddwa": {"name": "feddwa", "top_k": 2},
     "fedfomo": {"name": "fedfomo", "peers": 2, "select_on": "train", "evaluate": "federated"},

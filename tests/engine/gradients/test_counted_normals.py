@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from rayfl.engine.gradients.counted_normals import drawn_keys, normals
+from rayfl.engine.gradients.counted_normals import drawn_keys, normals, uniforms
 
 COUNT = 200_000
 
@@ -37,6 +37,18 @@ def test_numbers_are_those_of_box_and_muller_on_splitmix() -> None:
     expected = [length * wave for length, wave in zip([*lengths, *lengths], waves, strict=True)]
     for count in (5, 6):
         assert normals(key, count).tolist() == pytest.approx(expected[:count], abs=1e-13)
+
+
+def test_uniform_numbers_are_the_halves_of_splitmix_words() -> None:
+    key = keys()[0]
+    number = sum(int(byte) << 8 * place for place, byte in enumerate(key.tolist()))
+    words = [mixed(number + place * 0x9E3779B97F4A7C15 & (1 << 64) - 1) for place in range(3)]
+    halves = [*(word >> 32 for word in words), *(word & (1 << 32) - 1 for word in words)]
+    for count in (5, 6):
+        assert uniforms(key, count).tolist() == [(half + 0.5) / 2**32 for half in halves[:count]]
+    some = keys()
+    stacked = vmap(lambda one: uniforms(one, 7))(some)
+    assert torch.equal(stacked, torch.stack([uniforms(one, 7) for one in some]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,8 +1,9 @@
-"""Methods whose clients train a submodel of the shared model."""
+"""Methods whose clients train a submodel of the shared model, or a mask of it."""
 
 from __future__ import annotations
 
 from algorithms.depthfl import DepthFL
+from algorithms.fedpm import FedPM
 from algorithms.fedrolex import FedRolex
 from algorithms.fjord import FjORD
 from algorithms.heterofl import HeteroFL
@@ -21,6 +22,7 @@ def half(network: Network) -> int:
 
 SUBMODELS = {
     "depthfl": Case(DepthFL(), private=frozenset({"displacement"}), averages=False, one_layer=False, any_layers=False),
+    "fedpm": Case(FedPM(reset_every=2), averages=False, steady=False),
     "scalefl": Case(
         ScaleFL(widths=(1.0, 0.5, 0.25)),
         averages=False,
