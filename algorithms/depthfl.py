@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from algorithms.base import Algorithm, Clients, setting
-from algorithms.parts.capacities import drawn, in_turn
+from algorithms.base import Clients, setting
+from algorithms.parts.depth_clients import DepthClients
 from algorithms.parts.displacements import anchor_of, keep_displacement
-from algorithms.parts.exits import Exits, Parts, check_depths, depth_count
+from algorithms.parts.exits import Exits, Parts, depth_count, parts_of
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -23,10 +22,8 @@ from rayfl.objectives import TRAINED, Sum, function, squared_distance
 from rayfl.params import Tree, zeros_like
 from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
 
-_NO_NORM = "clients of unlike depths have unlike normalization layers"
 
-
-class DepthFL(Algorithm):
+class DepthFL(DepthClients):
     """DepthFL: each client trains the first layers of the network, as many as its depth allows, and their classifiers.
 
     Depth i of D has the first ceil(i S / D) of the network's S stages (a stage is a layer with what follows it up to
@@ -54,33 +51,10 @@ class DepthFL(Algorithm):
 
     name: Literal["depthfl"] = "depthfl"
     citation: ClassVar[str] = "Kim et al., ICLR 2023"
-    personalized: ClassVar[str] = "submodel"
     client_keeps: ClassVar[str] = "d_k"
     server_keeps: ClassVar[str] = "w, d"
     newcomer: ClassVar[str] = "the layers and classifiers of w that its depth allows"
-    no_privacy: ClassVar[str] = (
-        "its clients send parts of the model, and each number is the mean over those who have it"
-    )
-    no_private_norm: ClassVar[Mapping[str, str]] = dict.fromkeys(("statistics", "all"), _NO_NORM)
 
-    classifiers: int | None = setting(
-        None, "D", "how many depths there are; null: 4, or as many as the network has stages if these are fewer", ge=1
-    )
-    depths: tuple[Annotated[int, Field(ge=1)], ...] | None = setting(
-        None, "l_k", "depths that clients have, 1 to D; null: all of them", min_length=1
-    )
-    depth_choice: Literal["in_turn", "drawn"] = setting(
-        "in_turn",
-        "",
-        "which of the depths a client has: in_turn, client k the one at place k, and again from the first; drawn, one "
-        "draw for the run",
-    )
-    shares: tuple[Annotated[float, Field(ge=0)], ...] | None = setting(
-        None,
-        "",
-        "how likely each of the depths is drawn, of any sum; null: all alike",
-        only={"depth_choice": ("drawn",)},
-    )
     aggregation: Literal["samples", "uniform"] = setting(
         "uniform", "q_k", "weights of the mean of a tensor, relative to their sum over the clients that have it"
     )
@@ -100,61 +74,18 @@ class DepthFL(Algorithm):
     alpha: float = setting(0.1, "alpha", "weight of the dynamic regularisation; 0: without it", ge=0)
     score_classifiers: bool = setting(False, "", "whether each classifier of the server's model has a row of results")
 
-    @model_validator(mode="after")
-    def _shares_fit_depths(self) -> Self:
-        if self.shares is None:
-            return self
-        if self.depths is None:
-            raise ValueError("shares: name the depths that they are of (depths)")
-        if len(self.shares) != len(self.depths) or not sum(self.shares) > 0:
-            raise ValueError(f"shares: give one for each of the {len(self.depths)} depths, and not all 0")
-        return self
-
     def needed(self) -> Mapping[Trait, str]:
         if self.distillation_weight == 0:
             return {"features": "its classifiers give one output a sample"}
         return {"distribution": "its classifiers teach each other probabilities of classes"}
 
     def check(self, task: Task, context: RoundContext) -> None:
-        check_depths(self.name, task, self.classifiers)
-        count = self._count(task)
-        if self.depths is not None and max(self.depths) > count:
-            raise ConfigError(
-                f"algorithm.depths has {max(self.depths)}, and there are {count} depths (algorithm.classifiers): name "
-                f"depths from 1 to {count}"
-            )
+        super().check(task, context)
         if self.alpha and self.aggregation != "uniform":
             raise ConfigError(
                 "algorithm.aggregation=samples goes without dynamic regularisation, whose server counts clients alike: "
                 "set algorithm.alpha=0 or algorithm.aggregation=uniform"
             )
-
-    def remarks(self, context: RoundContext) -> Sequence[str]:
-        if self.depths is None or self.classifiers is None or max(self.depths) == self.classifiers:
-            return super().remarks(context)
-        most = max(self.depths)
-        untrained = f"no client is deeper than {most} of {self.classifiers} (algorithm.depths): what is deeper in the "
-        return (*super().remarks(context), f"{untrained}global model stays as it is drawn, and its score has it")
-
-    def _count(self, task: Task) -> int:
-        return depth_count(task, self.classifiers)
-
-    def exits(self, task: Task) -> Exits:
-        """The network with its classifiers."""
-        return Exits(task.network, self._count(task))
-
-    def depth(self, client: int, context: RoundContext, count: int) -> int:
-        """l_k.
-
-        Args:
-            client: k; numbers of newcomers too.
-            context: of the run.
-            count: D.
-        """
-        depths = tuple(range(1, count + 1)) if self.depths is None else self.depths
-        if self.depth_choice == "in_turn":
-            return in_turn(depths, client)
-        return drawn(depths, "depths", client, context, self.shares)
 
     def init(self, task: Task, context: RoundContext) -> Tree:
         model = super().init(task, context)["model"]
@@ -167,7 +98,7 @@ class DepthFL(Algorithm):
         )
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
-        before, exits = _parts(server), self.exits(clients.task)
+        before, exits = parts_of(server), self.exits(clients.task)
         depths = {client: self.depth(client, clients.context, exits.count) for client in cohort}
         cuts = {depth: exits.cut(before, depth) for depth in sorted(set(depths.values()))}
         payloads: dict[int, Tree] = {client: {**cuts[depth]} for client, depth in depths.items()}
@@ -202,8 +133,8 @@ class DepthFL(Algorithm):
             known["anchor"] = anchor_of(client, _parameters(received, names))
         trained = await client.train(received, self.objective, frozen=known)
         if self.alpha:
-            keep_displacement(client, _parameters(received, names), _parameters(_parts(trained), names))
-        client.publish(local=self._predictor(_parts(trained), network.count))
+            keep_displacement(client, _parameters(received, names), _parameters(parts_of(trained), names))
+        client.publish(local=self._predictor(parts_of(trained), network.count))
         depth = self.depth(client.id, client.context, network.count)
         weight = 1 if self.aggregation == "uniform" else client.num_samples
         return Weighted(trained, weight, group=str(depth))
@@ -220,7 +151,7 @@ class DepthFL(Algorithm):
         return losses + self.alpha / 2 * squared_distance(TRAINED, "anchor") if self.alpha else losses
 
     def _losses(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        logits = self.exits(task).logits(_parts(trained), batch.x, training=True, mask=batch.mask)
+        logits = self.exits(task).logits(parts_of(trained), batch.x, training=True, mask=batch.mask)
         value = torch.stack([task.loss_of(one, batch) for one in logits]).sum()
         if self.distillation_weight == 0 or len(logits) == 1:
             return value
@@ -230,7 +161,7 @@ class DepthFL(Algorithm):
         return value + share * torch.stack(taught).sum()
 
     def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
-        parts, count = _parts(server), self._count(task)
+        parts, count = parts_of(server), depth_count(task, self.classifiers)
         found = {"global": self._predictor(parts, count)}
         if self.score_classifiers:
             found |= {f"classifier={i}": self._predictor(parts, count, only=i) for i in range(1, count + 1)}
@@ -238,7 +169,7 @@ class DepthFL(Algorithm):
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         exits = self.exits(client.task)
-        own = exits.cut(_parts(server), self.depth(client.id, client.context, exits.count))
+        own = exits.cut(parts_of(server), self.depth(client.id, client.context, exits.count))
         return {
             **self.global_predictors(server, client.task),
             "submodel": self._predictor(own, exits.count),
@@ -254,11 +185,6 @@ class DepthFL(Algorithm):
             return found
 
         return Predictor.of(parts["model"], parts["exits"], combine=predictions)
-
-
-def _parts(tree: Mapping[str, Any]) -> Parts:
-    """The network and the classifiers before its own."""
-    return {part: tree.get(part, {}) for part in ("model", "exits")}
 
 
 def _parameters(parts: Mapping[str, Tree], names: Sequence[str]) -> Parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from algorithms.base import Algorithm, Clients, setting
 from algorithms.parts.capacities import drawn, in_turn
-from algorithms.parts.exits import Exits, Parts, check_depths, depth_count
+from algorithms.parts.exits import Parts, check_depths, classified, depth_count, parts_of
 from algorithms.parts.transfer import distillation
 from algorithms.parts.wide_exits import WideExits
 from algorithms.parts.widths import check_units
@@ -22,7 +21,7 @@ from rayfl.engine.round_context import RoundContext
 from rayfl.errors import ConfigError
 from rayfl.objectives import Sum, function
 from rayfl.params import Tree
-from rayfl.tasks.base import Batch, Model, Predictor, Task, Trait
+from rayfl.tasks.base import Batch, Predictor, Task, Trait
 
 _NO_NORM = "clients of unlike sizes have unlike parts of the normalization layers"
 
@@ -177,7 +176,7 @@ class ScaleFL(Algorithm):
         return {"model": model, "exits": self.exits(task).exits.drawn(like, generator)}
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
-        before, exits = _parts(server), self.exits(clients.task)
+        before, exits = parts_of(server), self.exits(clients.task)
         sizes = self.sizes(exits.exits.count)
         levels = {client: self.level(client, clients.context) for client in cohort}
         cuts = {level: exits.cut(before, *sizes[level]) for level in sorted(set(levels.values()))}
@@ -187,7 +186,7 @@ class ScaleFL(Algorithm):
         weights = dict.fromkeys(cuts, 0)
         for client, weight in zip(cohort, own, strict=True):
             weights[levels[client]] += weight
-        found = {int(level): _parts(mean) for level, mean in means.items()}
+        found = {int(level): parts_of(mean) for level, mean in means.items()}
         return {**exits.merged(before, found, weights, sizes)}
 
     async def local_update(self, client: Client, model: Tree, exits: Tree) -> Weighted:
@@ -201,7 +200,7 @@ class ScaleFL(Algorithm):
             known["factor"] = like.new_tensor(1 / width)
         if taught := self._taught(client.round, client.context.rounds):
             known["taught"] = like.new_tensor(taught)
-        trained = _parts(await client.train(start, self.objective, frozen=known))
+        trained = parts_of(await client.train(start, self.objective, frozen=known))
         client.publish(local=self._predictor(network, trained, width))
         weight = 1 if self.aggregation == "uniform" else client.num_samples
         return Weighted({**network.cut(trained, depth, width)}, weight, group=str(level))
@@ -216,7 +215,7 @@ class ScaleFL(Algorithm):
         return function(self._losses)
 
     def _losses(self, trained: Any, batch: Batch, task: Task, frozen: Any, draw: Any) -> Tensor:
-        network, parts = self.exits(task), _parts(trained)
+        network, parts = self.exits(task), parts_of(trained)
         if self._scales:
             parts = network.scaled(parts, frozen["factor"])
         logits = network.exits.logits(parts, batch.x, training=True, mask=batch.mask)
@@ -229,34 +228,20 @@ class ScaleFL(Algorithm):
         return torch.stack([loss * (number / total) for number, loss in enumerate(losses, 1)]).sum()
 
     def global_predictors(self, server: Tree, task: Task) -> dict[str, Predictor]:
-        found, parts = {"global": Predictor.of(server["model"])}, _parts(server)
+        found, parts = {"global": Predictor.of(server["model"])}, parts_of(server)
         if self.score_classifiers:
             count = depth_count(task, self.classifiers)
             for number in range(1, count + 1):
-                read = partial(_predicted, count, number - 1)
-                found[f"classifier={number}"] = Predictor.of(parts["model"], parts["exits"], combine=read)
+                found[f"classifier={number}"] = classified(parts, count, number - 1)
         return found
 
     async def predictors(self, client: Client, server: Tree) -> dict[str, Predictor]:
         network = self.exits(client.task)
         depth, width = self.sizes(network.exits.count)[self.level(client.id, client.context)]
-        own = network.padded(network.cut(_parts(server), depth, width), width)
+        own = network.padded(network.cut(parts_of(server), depth, width), width)
         return {**self.global_predictors(server, client.task), "submodel": self._predictor(network, own, width)}
 
     def _predictor(self, network: WideExits, parts: Parts, width: float) -> Predictor:
         """By the deepest classifier of a part."""
         own = network.scaled(parts, 1 / width) if self._scales else parts
-        read = partial(_predicted, network.exits.count, -1)
-        return Predictor.of(own["model"], own["exits"], combine=read)
-
-
-def _parts(tree: Mapping[str, Any]) -> Parts:
-    """The network and the classifiers before its own."""
-    return {part: tree.get(part, {}) for part in ("model", "exits")}
-
-
-def _predicted(count: int, place: int, models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
-    """What one of the classifiers of a part of a network with ``count`` depths predicts."""
-    model, exits = models
-    found: Tensor = task.predicted(Exits(task.network, count).logits({"model": model, "exits": exits}, x)[place])
-    return found
+        return classified(own, network.exits.count, -1)

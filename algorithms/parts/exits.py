@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from algorithms.parts.requirements import check_head
 from rayfl.errors import ConfigError, ModelError
 from rayfl.models.depths import Depths, Stage
 from rayfl.params import Tree
-from rayfl.tasks.base import Task
+from rayfl.tasks.base import Model, Predictor, Task
 
 Parts = dict[str, Tree]
 """Two flat trees: ``model``, tensors of the network, and ``exits``, those of the classifiers before the last one."""
@@ -38,6 +38,10 @@ class Exits:
         self._depths: Depths = network.depths
         stages = len(self._depths.stages)
         self._after = [-(-number * stages // count) - 1 for number in range(1, count + 1)]
+
+    def between(self, depth: int, deeper: int) -> tuple[Stage, ...]:
+        """The stages from the last of a depth to the last of another that is as deep or deeper."""
+        return self._depths.stages[self._after[depth - 1] : self._after[deeper - 1] + 1]
 
     @property
     def read(self) -> list[Stage]:
@@ -87,12 +91,8 @@ class Exits:
 
         def mean(part: str, name: str, level: int) -> Tensor:
             having = [depth for depth in means if depth >= level]
-            found: Tensor = means[having[0]][part][name] if having else old[part][name]
-            if len(having) > 1:
-                total = math.fsum(weights[depth] for depth in having)
-                rows = [means[depth][part][name].double() * (weights[depth] / total) for depth in having]
-                found = torch.stack(rows).sum(0).to(found.dtype)
-            return found
+            own = [means[depth][part][name] for depth in having]
+            return mean_of_holders(old[part][name], own, [weights[depth] for depth in having])
 
         levels = self.levels(old)
         return {part: {n: mean(part, n, level) for n, level in tree.items()} for part, tree in levels.items()}
@@ -118,6 +118,43 @@ class Exits:
         read = self._network.walked(parts["model"], x, walk, training=training, mask=mask)
         layers = [{name: exits[f"{number}.{name}"] for name in ("matrix", "offset")} for number in numbers]
         return [*map(linear, layers, read), *read[len(numbers) :]]
+
+
+def mean_of_holders(old: Tensor, own: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """The weighted mean of a tensor over those who have it; the old value where nobody has.
+
+    Args:
+        old: before.
+        own: of each that has it. Of one alone it is taken to the bit.
+        weights: of any sum.
+    """
+    if len(own) < 2:
+        return own[0] if own else old
+    total = math.fsum(weights)
+    rows = [one.double() * (weight / total) for one, weight in zip(own, weights, strict=True)]
+    return torch.stack(rows).sum(0).to(old.dtype)
+
+
+def classified(parts: Parts, count: int, place: int) -> Predictor:
+    """What one of the classifiers of a part of a network predicts.
+
+    Args:
+        parts: of any depth.
+        count: D.
+        place: of the classifier among those that the part has.
+    """
+
+    def predictions(models: Sequence[Model], x: Tensor, task: Any) -> Tensor:
+        model, exits = models
+        found: Tensor = task.predicted(Exits(task.network, count).logits({"model": model, "exits": exits}, x)[place])
+        return found
+
+    return Predictor.of(parts["model"], parts["exits"], combine=predictions)
+
+
+def parts_of(tree: Mapping[str, Any]) -> Parts:
+    """The network and the classifiers before its own, of a tree in which one of the two may be missing."""
+    return {part: tree.get(part, {}) for part in ("model", "exits")}
 
 
 def depth_count(task: Task, classifiers: int | None) -> int:
