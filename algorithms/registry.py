@@ -197,6 +197,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "fjord": "algorithms.fjord:FjORD",
         "depthfl": "algorithms.depthfl:DepthFL",
         "scalefl": "algorithms.scalefl:ScaleFL",
+        "inclusivefl": "algorithms.inclusivefl:InclusiveFL",
         "fedpm": "algorithms.fedpm:FedPM",
         "dfedavgm": "algorithms.dfedavgm:DFedAvgM",
         "dfedsam": "algorithms.dfedsam:DFedSAM",

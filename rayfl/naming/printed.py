@@ -155,6 +155,7 @@ PRINTED = {
     "hetlora": "HetLoRA",
     "hierfavg": "HierFAVG",
     "hypcluster": "HypCluster",
+    "inclusivefl": "InclusiveFL",
     "kafe": "KAFE",
     "knn_per": "kNN-Per",
     "l2gd": "L2GD",

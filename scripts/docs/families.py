@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "a prompt of its own for CLIP's texts": ("fedpgp", "fedotp", "pfedmoap", "fedtpg"),
     "the shared adapters of a pretrained model, cut to a rank of its own": ("hetlora", "flexlora"),
     "a submodel of the shared model, as wide or as deep as its device allows": (
-        *("heterofl", "fedrolex", "fjord", "depthfl", "scalefl"),
+        *("heterofl", "fedrolex", "fjord", "depthfl", "scalefl", "inclusivefl"),
     ),
     "the one model of all": ("fedavg",),
     "the one model, from steps that do not drift apart": (

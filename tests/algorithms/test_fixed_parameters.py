@@ -44,7 +44,7 @@ class Scaled(TwoLayers):
         return super().features(x * self.scale)
 
 
-CUT = {"heterofl", "fedrolex", "fjord", "depthfl", "scalefl"}
+CUT = {"heterofl", "fedrolex", "fjord", "depthfl", "inclusivefl", "scalefl"}
 
 
 def clients_of(case: Case, factor: Tensor) -> ListDataset:
@@ -173,6 +173,7 @@ def test_traffic_counts_what_is_trained(tmp_path: Path) -> None:
 
 HEAD_NEEDED = {
     "depthfl",
+    "inclusivefl",
     "scalefl",
     "creff",
     "fedah",
@@ -212,7 +213,7 @@ HEAD_NEEDED = {
 }
 
 
-MORE_NEEDED = {"fedap", "pfedpara"} | CUT - {"depthfl"}
+MORE_NEEDED = {"fedap", "pfedpara"} | CUT - {"depthfl", "inclusivefl"}
 """Batch normalization, factors, or that all layers are trained."""
 
 BODY_NEEDED = {

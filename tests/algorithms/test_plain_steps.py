@@ -59,6 +59,7 @@ WITHOUT_TOKENS = (
         "fedrolex",
         "fjord",
         "depthfl",
+        "inclusivefl",
         "scalefl",
     ),
 )

@@ -120,6 +120,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fjord": {"name": "fjord", "self_distillation": True},
     "depthfl": {"name": "depthfl", "ramp_up": 2},
     "fedpm": {"name": "fedpm", "reset_every": 2},
+    "inclusivefl": {"name": "inclusivefl", "momentum_share": 0.5},
     "scalefl": {"name": "scalefl", "widths": [0.5, 1.0], "distillation_start": 0.0},
     "feddwa": {"name": "feddwa", "top_k": 2},
     "fedfomo": {"name": "fedfomo", "peers": 2, "select_on": "train", "evaluate": "federated"},

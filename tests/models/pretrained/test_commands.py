@@ -208,6 +208,7 @@ UNFIT = {
     "fedap",
     "fedbn",
     "depthfl",
+    "inclusivefl",
     "scalefl",
     "heterofl",
     "fedrolex",

@@ -7,6 +7,7 @@ from algorithms.fedpm import FedPM
 from algorithms.fedrolex import FedRolex
 from algorithms.fjord import FjORD
 from algorithms.heterofl import HeteroFL
+from algorithms.inclusivefl import InclusiveFL
 from algorithms.scalefl import ScaleFL
 from rayfl.models.base import Network
 from tests.support.cases.base import Case
@@ -23,6 +24,7 @@ def half(network: Network) -> int:
 SUBMODELS = {
     "depthfl": Case(DepthFL(), private=frozenset({"displacement"}), averages=False, one_layer=False, any_layers=False),
     "fedpm": Case(FedPM(reset_every=2), averages=False, steady=False),
+    "inclusivefl": Case(InclusiveFL(), averages=False, one_layer=False, any_layers=False),
     "scalefl": Case(
         ScaleFL(widths=(1.0, 0.5, 0.25)),
         averages=False,
