@@ -95,7 +95,8 @@ class WideExits:
         if len(rows) > 1:
             mean = torch.stack([row.double() * (q / total) for row, q in zip(rows, weights, strict=True)]).sum(0)
         having = weights_by_element(held, weights, units, {name: old})
-        return merged({name: old}, {name: mean}, having, total)[name]
+        found: Tensor = merged({name: old}, {name: mean}, having, total)[name]
+        return found
 
     def scaled(self, parts: Mapping[str, Mapping[str, Tensor]], factor: float | Tensor) -> dict[str, dict[str, Tensor]]:
         """A network in which the outputs of hidden linear layers and convolutions are multiplied by a factor."""
