@@ -31,6 +31,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "fedbuff": "algorithms.fedbuff:FedBuff",
         "fedasync": "algorithms.fedasync:FedAsync",
         "ca2fl": "algorithms.ca2fl:CA2FL",
+        "fedmlb": "algorithms.fedmlb:FedMLB",
         "fedntd": "algorithms.fedntd:FedNTD",
         "fedlc": "algorithms.fedlc:FedLC",
         "fedrs": "algorithms.fedrs:FedRS",

@@ -8,7 +8,7 @@ import torch
 
 from rayfl.engine.round_context import RoundContext
 from rayfl.engine.updates.settings import TrainConfig
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, ModelError
 from rayfl.models.base import Network
 from rayfl.models.layers.factors import FIRST
 from rayfl.tasks.base import Task, Trait
@@ -84,6 +84,25 @@ def check_head(method: str, network: Network, bias: bool = False) -> None:
             f"{method} trains the last layer, but in this model {name!r} has requires_grad=False: leave it on there, "
             "or choose another method"
         )
+
+
+def check_depths(method: str, network: Network) -> int:
+    """Refuses a model that cannot be cut by depth; returns how many stages it has.
+
+    Args:
+        method: what to call the method.
+        network: the model.
+
+    Raises:
+        ConfigError: naming the layer with which it is not known where to cut, and the fix.
+    """
+    fix = "choose a model of linear layers and convolutions (model=two_cnn, vgg9, resnet9, resnet18, ...)"
+    if "adapters" in network.groups:
+        raise ConfigError(f"{method} needs a model that is cut by depth, not a transformer with adapters: {fix}")
+    try:
+        return len(network.depths.stages)
+    except ModelError as error:
+        raise ConfigError(f"{method} needs a model that can be cut by depth: {fix}. This one: {error}") from None
 
 
 def check_no_factors_in_head(method: str, network: Network) -> None:

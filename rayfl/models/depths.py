@@ -61,8 +61,8 @@ class Depths:
         self._model, self._names, self._head = model, tuple(names), head
         self._nodes = list(traced(model).nodes)
         self._values: dict[fx.Node, _Value] = {}
-        place = {node: number for number, node in enumerate(self._nodes)}
-        self._used = {node: max((place[user] for user in node.users), default=0) for node in self._nodes}
+        self._place = {node: number for number, node in enumerate(self._nodes)}
+        self._used = {node: max((self._place[user] for user in node.users), default=0) for node in self._nodes}
         self.stages = self._found()
         del self._model, self._values
 
@@ -122,7 +122,7 @@ class Depths:
         return ModelError(f"with {name_of(node, module)} it is not known what a classifier could read")
 
     def read(self, model: Any, x: Tensor, exits: Sequence[int], whole: bool) -> list[Tensor]:
-        """Runs a network up to its last exit, or to its outputs.
+        """Runs a network up to its last exit, or to its outputs, for classifiers on its way.
 
         Args:
             model: with tensors in the layers that are run.
@@ -133,16 +133,54 @@ class Depths:
         Returns:
             What classifiers after these stages read, shape (b, width) each; and with ``whole`` the outputs.
         """
-        ends, found = [self.stages[number].end for number in exits], list[Tensor]()
-        values: dict[str, Any] = {}
-        for number, node in enumerate(self._nodes[: self._stop(ends, whole)]):
-            values[node.name] = value = x if node.op == "placeholder" else _computed(model, node, values)
-            if node.name in ends:
-                found.append(value.flatten(2).mean(-1) if value.dim() > 2 else value)
+        ends = [self.stages[number].end for number in exits]
+        nodes = self._nodes[: self._stop(ends, whole)]
+        found = self._values_of(model, nodes, {nodes[0].name: x}, [*ends, nodes[-1].name] if whole else ends)
+        read = [value.flatten(2).mean(-1) if value.dim() > 2 else value for value in found[: len(ends)]]
+        return [*read, *found[len(ends) :]]
+
+    def between(self, model: Any, x: Tensor, places: Sequence[int]) -> list[Tensor]:
+        """Runs a whole network.
+
+        Args:
+            model: with tensors in all layers.
+            x: a batch of inputs, shape (b, *input shape).
+            places: numbers of stages, ascending.
+
+        Returns:
+            What these stages compute, as the layers after them read it; and the outputs.
+        """
+        nodes = self._nodes[:-1]
+        ends = [self.stages[number].end for number in places]
+        return self._values_of(model, nodes, {nodes[0].name: x}, [*ends, nodes[-1].name])
+
+    def after(self, model: Any, value: Tensor, place: int) -> Tensor:
+        """Returns the outputs of a network whose first stages are left out.
+
+        Args:
+            model: with tensors in the layers that are run.
+            value: what a stage computed, as in :meth:`between`.
+            place: the number of that stage.
+        """
+        end = self.stages[place].end
+        first = next(number for number, node in enumerate(self._nodes) if node.name == end)
+        nodes = self._nodes[first:-1]
+        return self._values_of(model, nodes, {end: value}, [nodes[-1].name])[0]
+
+    def _values_of(
+        self, model: Any, nodes: Sequence[fx.Node], known: dict[str, Tensor], names: Sequence[str]
+    ) -> list[Tensor]:
+        """Runs consecutive nodes, the first of which is known, and lets go of what no later one reads."""
+        values = dict[str, Any](known)
+        found = {name: value for name, value in known.items() if name in names}
+        for node in nodes[1:]:
+            values[node.name] = value = _computed(model, node, values)
+            if node.name in names:
+                found[node.name] = value
             for one in node.all_input_nodes:
-                if self._used[one] == number:
+                if self._used[one] == self._place[node]:
                     del values[one.name]
-        return [*found, value] if whole else found
+        return [found[name] for name in names]
 
     def _stop(self, ends: Sequence[str], whole: bool) -> int:
         if whole:

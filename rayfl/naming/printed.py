@@ -99,6 +99,7 @@ PRINTED = {
     "fednh": "FedNH",
     "fednoro": "FedNoRo",
     "fednova": "FedNova",
+    "fedmlb": "FedMLB",
     "fedntd": "FedNTD",
     "fedotp": "FedOTP",
     "fedpac": "FedPAC",

@@ -45,6 +45,7 @@ class Scaled(TwoLayers):
 
 
 CUT = {"heterofl", "fedrolex", "fjord", "depthfl", "inclusivefl", "scalefl"}
+CUT = {"heterofl", "fedrolex", "fjord", "depthfl", "fedmlb"}
 
 
 def clients_of(case: Case, factor: Tensor) -> ListDataset:
@@ -214,6 +215,7 @@ HEAD_NEEDED = {
 
 
 MORE_NEEDED = {"fedap", "pfedpara"} | CUT - {"depthfl", "inclusivefl"}
+MORE_NEEDED = {"fedap", "pfedpara"} | CUT - {"depthfl", "fedmlb"}
 """Batch normalization, factors, or that all layers are trained."""
 
 BODY_NEEDED = {

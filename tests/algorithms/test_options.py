@@ -111,6 +111,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     dataset = ListDataset(clients, public=data.load_public() if case.public else None, validation=held)
     normalized = dict.fromkeys(("dense", "fedap", "fedbn", "target"), normalized_layers)
     deep = dict.fromkeys(("depthfl", "inclusivefl", "scalefl"), four_layers)
+    deep = dict.fromkeys(("depthfl", "fedmlb"), four_layers)
     networks = {**normalized, **deep, "fedme": two_architectures, "pfedpara": factorized_layers}
     task = networks.get(name, two_layers)()
     if settings.get("mode") == "lm":

@@ -61,6 +61,7 @@ WITHOUT_TOKENS = (
         "depthfl",
         "inclusivefl",
         "scalefl",
+        "fedmlb",
     ),
 )
 """Methods that refuse tokens, mix inputs, cannot cut embeddings, or need as many features as classes."""

@@ -54,6 +54,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feedsign": {"name": "feedsign"},
     "term": {"name": "term", "tilt": 2.0, "estimate_share": 0.5, "sample_tilt": 0.5},
     "fedntd": {"name": "fedntd"},
+    "fedmlb": {"name": "fedmlb", "temperature": 2.0},
     "fedgkd": {"name": "fedgkd", "models": 2, "finetune_epochs": 1},
     "ccvr": {"name": "ccvr", "virtual_features": 20, "calibrate_every": 2},
     "creff": {"name": "creff", "features_per_class": 5, "match_steps": 5, "retrain_epochs": 3},

@@ -184,6 +184,7 @@ OTHERS: dict[tuple[str, str], tuple[Any, ...]] = {
     ("scalefl", "depths"): ((2, 1, 2),),
     ("scalefl", "widths"): ((0.5, 0.25, 1.0),),
     ("scalefl", "shares"): ((1, 0, 5),),
+    ("fedmlb", "cuts"): ((1,), (2, 3)),
     ("depthfl", "classifiers"): (1,),
     ("depthfl", "shares"): ((1, 5),),
     **{(key, "shares"): ((1, 0, 5),) for key in ("heterofl", "fedrolex", "fjord")},

@@ -210,6 +210,7 @@ UNFIT = {
     "depthfl",
     "inclusivefl",
     "scalefl",
+    "fedmlb",
     "heterofl",
     "fedrolex",
     "fjord",

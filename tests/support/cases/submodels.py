@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from algorithms.depthfl import DepthFL
 from algorithms.fedpm import FedPM
+from algorithms.fedmlb import FedMLB
 from algorithms.fedrolex import FedRolex
 from algorithms.fjord import FjORD
 from algorithms.heterofl import HeteroFL
@@ -34,6 +35,8 @@ SUBMODELS = {
         any_layers=False,
         steady=False,
     ),
+    # clients have the whole model, which is cut for their losses
+    "fedmlb": Case(FedMLB(temperature=2.0, finetune_epochs=1), one_layer=False, any_layers=False),
     "heterofl": Case(
         HeteroFL(widths=(1.0, 0.5, 0.25)),
         averages=False,
