@@ -56,6 +56,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "mime": "algorithms.mime:Mime",
         "mimelite": "algorithms.mime:MimeLite",
         "scaffnew": "algorithms.scaffnew:Scaffnew",
+        "tamuna": "algorithms.tamuna:Tamuna",
         "fedvarp": "algorithms.fedvarp:FedVARP",
         "fedzo": "algorithms.fedzo:FedZO",
         "fedkseed": "algorithms.fedkseed:FedKSeed",

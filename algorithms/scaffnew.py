@@ -18,7 +18,47 @@ from rayfl.params import Tree, add_scaled, copy, subtract, zeros_like
 from rayfl.tasks.base import Predictor, Task
 
 
-class Scaffnew(FineTuned):
+class ControlledSteps(FineTuned):
+    """Rounds of as many local steps as a coin says, whose gradients lack a control variate of the client's own."""
+
+    no_private_norm: ClassVar[Mapping[str, str]] = {
+        "all": "there is no control variate of a parameter that is never sent; statistics is possible"
+    }
+
+    communication_probability: float = setting(
+        0.1, "p", "probability that a local step is followed by a communication; 1/p is the mean of L", gt=0, le=1
+    )
+
+    def check_steps(self, title: str, context: RoundContext) -> None:
+        """Refuses other steps than plain gradient steps; ConfigError names the option and the fix."""
+        check_sgd(title, context.train, "its control variates suppose plain steps", heavy_ball=True)
+        if context.train.momentum > 0:
+            raise ConfigError(
+                f"{title} takes plain gradient steps, but train.momentum is {context.train.momentum}: set it to 0"
+            )
+
+    def remarks(self, context: RoundContext) -> Sequence[str]:
+        clipped = "train.max_grad_norm shortens gradients after h_k was taken away, so that no h_k makes up for it"
+        limits = limits_without_effect("communication_probability", 1, context.train)
+        return (*limits, *(() if context.train.max_grad_norm is None else (clipped,)))
+
+    def steps(self, context: RoundContext, round: int) -> int:
+        """L, the number of local steps in a round, the same for all clients."""
+        return int(context.streams.generator("coin", round).geometric(self.communication_probability))
+
+    async def controlled(self, client: Client, model: Tree, control: Tree) -> Tree:
+        """The received model after L steps with a control variate."""
+        steps = self.steps(client.context, client.round)
+        known: dict[str, Any] = {"control": control}
+        return await client.train(model, self.objective, frozen=known, steps=steps, keep_optimizer=False)
+
+    @property
+    def objective(self) -> Any:
+        """f(x) - <x, h_k>, whose gradient is the controlled one."""
+        return loss() - inner_product(TRAINED, "control")
+
+
+class Scaffnew(ControlledSteps):
     """Scaffnew (ProxSkip for federated learning): communication is skipped, as a coin says after every local step.
 
     Client k has a control variate h_k, zero at first. All clients begin with the model x. They take local steps on
@@ -49,13 +89,7 @@ class Scaffnew(FineTuned):
     needs_everyone: ClassVar[str] = "control variates follow from the mean of all clients"
     client_keeps: ClassVar[str] = "h_k, x_k"
     server_keeps: ClassVar[str] = "x"
-    no_private_norm: ClassVar[Mapping[str, str]] = {
-        "all": "there is no control variate of a parameter that is never sent; statistics is possible"
-    }
 
-    communication_probability: float = setting(
-        0.1, "p", "probability that a local step is followed by a communication; 1/p is the mean of L", gt=0, le=1
-    )
     aggregation: Literal["uniform", "samples"] = setting(
         "uniform", "q_k", "weights of the mean: uniform 1/K (paper); samples n_k / sum over all clients"
     )
@@ -63,20 +97,7 @@ class Scaffnew(FineTuned):
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
         check_everyone("Scaffnew needs all clients in every round", context)
-        check_sgd("Scaffnew", context.train, "its control variates suppose plain steps", heavy_ball=True)
-        if context.train.momentum > 0:
-            raise ConfigError(
-                f"Scaffnew takes plain gradient steps, but train.momentum is {context.train.momentum}: set it to 0"
-            )
-
-    def remarks(self, context: RoundContext) -> Sequence[str]:
-        clipped = "train.max_grad_norm shortens gradients after h_k was taken away, so that no h_k makes up for it"
-        limits = limits_without_effect("communication_probability", 1, context.train)
-        return (*limits, *(() if context.train.max_grad_norm is None else (clipped,)))
-
-    def steps(self, context: RoundContext, round: int) -> int:
-        """L, the number of local steps in a round, the same for all clients."""
-        return int(context.streams.generator("coin", round).geometric(self.communication_probability))
+        self.check_steps("Scaffnew", context)
 
     def round(self, server: Tree, cohort: Sequence[int], clients: Clients) -> Tree:
         sent = {"model": server["model"]}
@@ -86,13 +107,7 @@ class Scaffnew(FineTuned):
         """Renews the control variate by the received model, then trains that."""
         received = parameters(model, client.task)
         control = self.renewed(client, received)
-        trained = await client.train(
-            model,
-            self.objective,
-            frozen={"control": control},
-            steps=self.steps(client.context, client.round),
-            keep_optimizer=False,
-        )
+        trained = await self.controlled(client, model, control)
         client.publish(local=Predictor.of(trained))
         client.state["control"] = control
         client.state["trained"] = copy(parameters(trained, client.task))
@@ -111,8 +126,3 @@ class Scaffnew(FineTuned):
         if "control" not in client.state:
             return zeros_like(received)
         return add_scaled(client.state["control"], subtract(received, client.state["trained"]), client.state["factor"])
-
-    @property
-    def objective(self) -> Any:
-        """f(x) - <x, h_k>, whose gradient is the controlled one."""
-        return loss() - inner_product(TRAINED, "control")

@@ -195,6 +195,7 @@ PRINTED = {
     "sgp": "SGP",
     "subfedavg": "Sub-FedAvg",
     "superfed": "SuPerFed",
+    "tamuna": "TAMUNA",
     "target": "TARGET",
     "term": "TERM",
     "turbosvm": "TurboSVM",

@@ -27,6 +27,7 @@ _PLAIN_SGD = ["train.momentum=0", "train.weight_decay=0"]
 _EVERYBODY = ["train.clients_per_round=all"]
 NEEDS = {
     "scaffold": ["train.momentum=0"],
+    "tamuna": ["train.momentum=0"],
     "pfedme": _PLAIN_SGD,
     **dict.fromkeys(("fedkseed", "decomfl", "feedsign"), _PLAIN_SGD),
     "l2gd": [*_PLAIN_SGD, *_EVERYBODY],

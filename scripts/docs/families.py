@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "the one model of all": ("fedavg",),
     "the one model, from steps that do not drift apart": (
         *("fedprox", "scaffold", "feddyn", "fednova", "feddc", "fedadmm", "fedspeed", "fedsmoo", "fedcm", "fedacg"),
-        *("fedinit", "mime", "mimelite", "scaffnew", "fedvarp", "fednar"),
+        *("fedinit", "mime", "mimelite", "scaffnew", "tamuna", "fedvarp", "fednar"),
     ),
     "the one model, from other steps or weights of the server": (
         *("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp", "elastic", "fedcross", "feddisco", "fedawa"),

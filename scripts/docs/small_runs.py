@@ -78,6 +78,7 @@ NEEDS = {
     "scaffold": "train.momentum=0",
     "scalefl": "model.hidden=[64,64,64,64]",
     "semifl": "holdout.public=100 labelled.at=server algorithm.threshold=0.8",
+    "tamuna": "train.momentum=0",
     "target": (
         "partition.classes_per_client=10 stages.name=classes stages.count=3 stages.rounds=10 "
         "algorithm.generator_width=8 algorithm.noise_dim=32 algorithm.made_per_draw=64 algorithm.student_steps=50"

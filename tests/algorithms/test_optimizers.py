@@ -34,7 +34,7 @@ FOURS = TRAIN.model_copy(update={"batch_size": 4})
 """Mini-batches whose steps are counted below."""
 WITH_ADAM = FOURS.model_copy(update=ADAM)
 MODES = pytest.mark.parametrize("mode", ["looped", "vectorized"])
-NEED_SGD = {"scaffold", "feddc", "fedcm", "mime", "mimelite", "scaffnew", "pfedme", "l2gd"}
+NEED_SGD = {"scaffold", "feddc", "fedcm", "mime", "mimelite", "scaffnew", "tamuna", "pfedme", "l2gd"}
 TAKING = {
     name: case
     for name, case in ALGORITHMS.items()

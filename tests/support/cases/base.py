@@ -35,7 +35,8 @@ class Case:
         train: changes of the training section the method needs.
         stages: how samples change over rounds, without which the method would be another one.
         public: whether the method needs public samples.
-        distinct: whether the server sends clients that are alike in all but their number models that differ.
+        distinct: whether the server sends clients that are alike in all but their number models that differ, or asks
+            them for different parts of one.
         one_layer: whether the method takes a model of one layer.
         any_layers: whether the method takes models with running statistics and with recurrent layers.
         numbers: plain numbers (of 8 bytes) that travel down and up in addition to the scalars of tensors.

@@ -39,6 +39,7 @@ from algorithms.kafe import Kafe
 from algorithms.mime import Mime, MimeLite
 from algorithms.qfedavg import QFedAvg
 from algorithms.scaffnew import Scaffnew
+from algorithms.tamuna import Tamuna
 from algorithms.term import TERM
 from algorithms.turbosvm import TurboSVM
 from tests.support.cases.base import Case
@@ -176,5 +177,14 @@ GLOBAL_MODELS = {
         averages=False,
         everyone=True,
         train={"momentum": 0.0},
+    ),
+    "tamuna": Case(
+        Tamuna(communication_probability=0.4, finetune_epochs=1),
+        private=frozenset({"control"}),
+        averages=False,
+        relabels=False,
+        train={"momentum": 0.0},
+        distinct=True,
+        steady=False,
     ),
 }
