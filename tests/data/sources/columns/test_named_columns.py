@@ -108,6 +108,24 @@ def test_numbers_are_standardized_by_the_training_samples_of_all_clients(
             np.testing.assert_array_equal(after[:, 2:], before[:, 2:])
 
 
+def test_moments_of_all_are_what_a_server_makes_of_clients_means_and_variances(
+    own: Callable[..., dict[str, Any]],
+) -> None:
+    """StatAvg: mu = sum n_k mu_k / n, and sigma^2 = sum n_k (sigma_k^2 + (mu_k - mu)^2) / n; no samples travel."""
+    section = own(x=["age", "bmi"], y="outcome")
+    rows = [opened(section, validation=0).load(k)["train"].x.numpy().astype(np.float64) for k in range(3)]
+    told = opened({**section, "standardize": "global"}, validation=0).made_by(0)["columns"]
+    sizes = np.array([len(one) for one in rows])
+    for column, found in enumerate(told):
+        means = np.array([one[:, column].mean() for one in rows])
+        variances = np.array([one[:, column].var() for one in rows])
+        mean = (sizes * means).sum() / sizes.sum()
+        variance = (sizes * (variances + (means - mean) ** 2)).sum() / sizes.sum()
+        assert found["mean"] == pytest.approx(mean, rel=1e-12) and found["std"] == pytest.approx(
+            variance**0.5, rel=1e-12
+        )
+
+
 def test_numbers_are_standardized_by_each_clients_own_training_samples(own: Callable[..., dict[str, Any]]) -> None:
     dataset = opened(own(x=["age", "bmi"], y="outcome", standardize="client"), validation=0)
     for k in range(3):
