@@ -123,7 +123,7 @@ def _check_aggregator(config: ExperimentConfig, context: RoundContext) -> None:
         raise ConfigError(
             f"{option} needs {rule.least} clients in a round, and there are {smallest}{at_least}: {', or '.join(fixes)}"
         )
-    if not rule.weighs and weights != "uniform":
+    if not (rule.weighs and getattr(rule, "then", rule).weighs) and weights != "uniform":
         _log.warning("%s: every client counts alike; algorithm.aggregation=%s has no effect on models", option, weights)
 
 

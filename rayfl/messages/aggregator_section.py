@@ -18,6 +18,7 @@ from rayfl.messages.aggregators import (
     NormBounding,
     TrimmedMean,
 )
+from rayfl.messages.forecasting_rule import Flanders
 from rayfl.messages.mixing_rules import Bucketing, Flame, NearestNeighborMixing
 
 Aggregator = Annotated[
@@ -33,6 +34,7 @@ Aggregator = Annotated[
     | FoolsGold
     | Bucketing
     | NearestNeighborMixing
-    | Flame,
+    | Flame
+    | Flanders,
     Field(discriminator="name"),
 ]

@@ -63,6 +63,9 @@ AGGREGATORS: dict[str, dict[str, Any]] = {
     "bucketing, krum": {"name": "bucketing", "then": {"name": "krum", "malicious": 3}},
     "nnm, median": {"name": "nnm", "malicious": 4, "then": "median"},
     "nnm, trimmed_mean": {"name": "nnm", "malicious": 4, "then": {"name": "trimmed_mean", "malicious": 4}},
+    "flanders, mean": {"name": "flanders", "kept": 16},
+    "flanders, krum": {"name": "flanders", "kept": 16, "then": {"name": "krum", "malicious": 4}},
+    "flanders, changes": {"name": "flanders", "kept": 16, "series": "changes"},
     "nnm, krum": {"name": "nnm", "malicious": 4, "then": {"name": "krum", "malicious": 4}},
 }
 

@@ -22,6 +22,7 @@ from rayfl.messages.aggregators import (
 )
 from rayfl.messages.attack import AttackConfig
 from rayfl.messages.compressors import Quantize, RandomK, SecureAggregation, Sign, TopK
+from rayfl.messages.forecasting_rule import Flanders
 from rayfl.messages.mixing_rules import Bucketing, Flame, NearestNeighborMixing
 from rayfl.messages.privacy import PrivacyConfig
 
@@ -31,6 +32,7 @@ def _sections() -> dict[str, dict[str, Any]]:
         Median(), TrimmedMean(malicious=1), Krum(malicious=1, kept=2), Bulyan(malicious=1), GeometricMedian(),
         NormBounding(), CenteredClipping(), DivideAndConquer(malicious=1), FoolsGold(),
         NearestNeighborMixing(malicious=1, then=Median()), Bucketing(then=CenteredClipping()), Flame(),
+        Flanders(kept=5, coordinates=40),
     ]  # fmt: skip
     secure = SecureAggregation(clip=0.5, bits=16)
     compressors = [TopK(), RandomK(), RandomK(error_feedback=True), Quantize(), Sign(), secure]

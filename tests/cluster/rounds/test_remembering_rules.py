@@ -30,8 +30,14 @@ RULES: dict[str, dict[str, Any]] = {
     "bucketing": {"name": "bucketing", "then": {"name": "centered_clipping", "radius": 0.05}},
     "nnm": {"name": "nnm", "malicious": 2, "then": {"name": "dnc", "malicious": 1, "coordinates": 50}},
     "flame": {"name": "flame", "noise": 0.01},
+    "flanders": {
+        "name": "flanders",
+        "kept": 6,
+        "coordinates": 40,
+        "then": {"name": "centered_clipping", "radius": 0.05},
+    },
 }
-REMEMBERING = {"centered_clipping", "foolsgold", "bucketing"}
+REMEMBERING = {"centered_clipping", "foolsgold", "bucketing", "flanders"}
 UNIFORM = {"name": "fedavg", "aggregation": "uniform"}
 ATTACK = {"clients": [1, 4, 7], "message": "min_max", "perturbation": "unit"}
 
