@@ -67,6 +67,7 @@ METHODS: ByName[type[Algorithm]] = ByName(
         "fedu": "algorithms.fedu:FedU",
         "fedema": "algorithms.fedema:FedEMA",
         "ccvr": "algorithms.ccvr:CCVR",
+        "fedpft": "algorithms.fedpft:FedPFT",
         "creff": "algorithms.creff:CReFF",
         "fedgh": "algorithms.fedgh:FedGH",
         "fedgen": "algorithms.fedgen:FedGen",

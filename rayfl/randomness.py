@@ -14,7 +14,7 @@ restore. Stream names: ``init.global``, ``init.local``, ``init.endpoint``, ``ini
 ``topology``, ``mask``, ``labelled``, ``batches.unlabelled``, ``long_tail``, ``long_tail.order``, ``long_tail.test``,
 ``stages.order``, ``stages.samples``, ``stages.memory``, ``stages.concept``, ``density``, ``contribution``,
 ``stages.clients``, ``directions``, ``edges``, ``dispatch``, ``secure_sum``, ``selection``, ``views``,
-``augment.gradient``;
+``augment.gradient``, ``mixtures``;
 ``synthetic`` of the data set of that name, ``leaf.sample`` and ``leaf.split`` of imports.
 """
 

@@ -66,6 +66,7 @@ PRINTED = {
     "fedexp": "FedExP",
     "fedfb": "FedFB",
     "fedkseed": "FedKSeed",
+    "fedpft": "FedPFT",
     "fedzo": "FedZO",
     "decomfl": "DeComFL",
     "feedsign": "FeedSign",

@@ -52,7 +52,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         *("moon", "fedmmd", "fedfusion", "feddecorr", "feduv", "fedrcl", "fpl", "fedsr", "fediir"),
     ),
     "the one model, taught by outputs or by samples made for it": (
-        *("fedntd", "fedgkd", "fedmlb", "fedgen", "feddf", "dense", "fedfed"),
+        *("fedntd", "fedgkd", "fedmlb", "fedgen", "feddf", "dense", "fedfed", "fedpft"),
     ),
     "the one model, for classes that are rare or that clients lack": ("fedlc", "fedrs", "fedaws", "ccvr", "creff"),
     "the one model, fair to clients, domains or groups": (

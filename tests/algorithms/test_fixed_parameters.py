@@ -179,6 +179,7 @@ HEAD_NEEDED = {
     "creff",
     "fedah",
     "ccvr",
+    "fedpft",
     "fedgen",
     "fedgh",
     "floco",

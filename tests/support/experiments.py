@@ -56,6 +56,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedntd": {"name": "fedntd"},
     "fedmlb": {"name": "fedmlb", "temperature": 2.0},
     "fedgkd": {"name": "fedgkd", "models": 2, "finetune_epochs": 1},
+    "fedpft": {"name": "fedpft", "components": 2, "server_epochs": 2, "server_lr": 0.01},
     "ccvr": {"name": "ccvr", "virtual_features": 20, "calibrate_every": 2},
     "creff": {"name": "creff", "features_per_class": 5, "match_steps": 5, "retrain_epochs": 3},
     "fedgh": {"name": "fedgh"},

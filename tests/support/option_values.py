@@ -8,6 +8,7 @@ BASES: dict[str, dict[str, Any]] = {
     "adcol": {"adversarial_weight": 2.0, "discriminator_hidden": 6, "server_lr": 0.1},
     "apple": {"relation_lr": 0.05, "relation_share": 0.9},
     "ccvr": {"virtual_features": 5, "server_epochs": 2},
+    "fedpft": {"components": 2, "server_epochs": 2, "server_lr": 0.05, "iterations": 3},
     "creff": {"features_per_class": 4, "match_steps": 5, "retrain_epochs": 3},
     "cfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 0},
     "gcfl": {"mean_norm": 1e9, "max_norm": 0, "split_from": 0, "length": 2},

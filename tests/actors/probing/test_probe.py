@@ -67,7 +67,7 @@ def measured(config: ExperimentConfig, memory: Any = None, calls: Sequence[Probe
 
 
 PLAIN = {"dispfl", "feddisco", "fediir", "fedmd", "mime", "fedpcl", "pacfl", "pefll", "pfedhn", "qfedavg", "term"}
-PLAIN |= {"fairfed"}
+PLAIN |= {"fairfed", "fedpft"}
 """Measured by federated averaging's steps: the round's first call takes none, or the server works before it."""
 
 

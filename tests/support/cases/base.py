@@ -37,6 +37,7 @@ class Case:
         public: whether the method needs public samples.
         distinct: whether the server sends clients that are alike in all but their number models that differ, or asks
             them for different parts of one.
+        trains: whether clients train, and so have models that are scored in every round.
         one_layer: whether the method takes a model of one layer.
         any_layers: whether the method takes models with running statistics and with recurrent layers.
         numbers: plain numbers (of 8 bytes) that travel down and up in addition to the scalars of tensors.
@@ -60,6 +61,7 @@ class Case:
     stages: NoStages | Staged = field(default_factory=NoStages)
     public: bool = False
     distinct: bool = False
+    trains: bool = True
     one_layer: bool = True
     any_layers: bool = True
     numbers: tuple[int, int] = (0, 0)

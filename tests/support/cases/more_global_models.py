@@ -25,6 +25,7 @@ from algorithms.fedld import FedLD
 from algorithms.fedmgda import FedMGDA
 from algorithms.fedmmd import FedMMD
 from algorithms.fednoro import FedNoRo
+from algorithms.fedpft import FedPFT
 from algorithms.fedsmoo import FedSMOO
 from algorithms.fedspeed import FedSpeed
 from algorithms.fedsr import FedSR
@@ -74,6 +75,15 @@ MORE_GLOBAL_MODELS = {
         FedCross(alpha=0.6, choice="in_order", partners=2, warmup_rounds=1),
         relabels=False,
         train={"clients_per_round": "all"},
+    ),
+    "fedpft": Case(
+        FedPFT(components=2, precision="float32", server_epochs=2, server_lr=0.05),
+        uploads=lambda network: {"labels", "counts", "components", "weights", "means", "covariances"},
+        averages=False,
+        one_layer=False,
+        relabels=False,
+        trains=False,
+        steady=False,
     ),
     "ccvr": Case(
         CCVR(virtual_features=20, calibrate_every=3, finetune_epochs=1),
