@@ -236,6 +236,7 @@ def test_methods_that_read_the_number_of_rounds_say_what_they_make_of_it() -> No
         "federaser",
         "fedld",
         "fedfed",
+        "fedpft",
         "fednoro",
         "fednova",
         "l2gd",
