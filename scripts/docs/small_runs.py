@@ -51,6 +51,7 @@ NEEDS = {
     "fedme": "train.clients_per_round=all",
     "fedpm": "partition.classes_per_client=10 train.optimizer=adam train.lr=0.1 train.momentum=0",
     "fedpft": "partition.classes_per_client=10 train.clients_per_round=all train.rounds=1 algorithm.server_lr=0.01",
+    "fedpft": "train.clients_per_round=all train.rounds=2 algorithm.server_lr=0.01",
     "fedrolex": "algorithm.scaler=false",
     "fedtpg": "model.prompt.context=shared model.prompt.start=drawn",
     "gcfl": "train.clients_per_round=all",
@@ -79,7 +80,7 @@ NEEDS = {
     "scaffold": "train.momentum=0",
     "scalefl": "model.hidden=[64,64,64,64]",
     "semifl": "holdout.public=100 labelled.at=server algorithm.threshold=0.8",
-    "tamuna": "train.momentum=0",
+    "tamuna": "train.momentum=0 algorithm.senders=4",
     "target": (
         "partition.classes_per_client=10 stages.name=classes stages.count=3 stages.rounds=10 "
         "algorithm.generator_width=8 algorithm.noise_dim=32 algorithm.made_per_draw=64 algorithm.student_steps=50"
