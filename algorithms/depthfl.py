@@ -13,8 +13,6 @@ from algorithms.base import Clients, setting
 from algorithms.parts.depth_clients import DepthClients
 from algorithms.parts.displacements import anchor_of, keep_displacement
 from algorithms.parts.exits import Exits, Parts, depth_count, parts_of
-from algorithms.parts.exits import Exits, Parts
-from algorithms.parts.requirements import check_depths
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -83,19 +81,6 @@ class DepthFL(DepthClients):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        check_head(self.name, task.network)
-        stages = check_depths(self.name, task.network)
-        count = self._count(task)
-        if count > stages:
-            raise ConfigError(
-                f"algorithm.classifiers={count}: this model can be cut into {stages} depths at most: set it to "
-                f"{stages} or less, or choose a deeper model"
-            )
-        if self.depths is not None and max(self.depths) > count:
-            raise ConfigError(
-                f"algorithm.depths has {max(self.depths)}, and there are {count} depths (algorithm.classifiers): name "
-                f"depths from 1 to {count}"
-            )
         if self.alpha and self.aggregation != "uniform":
             raise ConfigError(
                 "algorithm.aggregation=samples goes without dynamic regularisation, whose server counts clients alike: "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from algorithms.base import setting
 from algorithms.fedavg import FineTuned
-from algorithms.parts.requirements import check_depths
+from algorithms.parts.requirements import check_cut_by_depth
 from algorithms.parts.transfer import distillation
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
@@ -74,7 +74,7 @@ class FedMLB(FineTuned):
 
     def check(self, task: Task, context: RoundContext) -> None:
         super().check(task, context)
-        stages = check_depths(self.name, task.network)
+        stages = check_cut_by_depth(self.name, task.network)
         if self.cuts is not None and self.cuts[-1] > stages:
             raise ConfigError(
                 f"algorithm.cuts has {self.cuts[-1]}, and this model has {stages} stages: name stages from 1 to "

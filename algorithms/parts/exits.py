@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from algorithms.parts.layers import draw_linear, linear
-from algorithms.parts.requirements import check_head
-from rayfl.errors import ConfigError, ModelError
+from algorithms.parts.requirements import check_cut_by_depth, check_head
+from rayfl.errors import ConfigError
 from rayfl.models.depths import Depths, Stage
 from rayfl.params import Tree
 from rayfl.tasks.base import Model, Predictor, Task
@@ -180,14 +180,7 @@ def check_depths(method: str, task: Task, classifiers: int | None) -> None:
         ConfigError: naming what is in the way, and the fix.
     """
     check_head(method, task.network)
-    network: Any = task.network
-    fix = "choose a model of linear layers and convolutions (model=two_cnn, vgg9, resnet9, resnet18, ...)"
-    if "adapters" in network.groups:
-        raise ConfigError(f"{method} needs a model that is cut by depth, not a transformer with adapters: {fix}")
-    try:
-        stages = len(network.depths.stages)
-    except ModelError as error:
-        raise ConfigError(f"{method} needs a model that can be cut by depth: {fix}. This one: {error}") from None
+    stages = check_cut_by_depth(method, task.network)
     if classifiers is not None and classifiers > stages:
         raise ConfigError(
             f"algorithm.classifiers={classifiers}: this model can be cut into {stages} depths at most: set it to "

@@ -86,7 +86,7 @@ def check_head(method: str, network: Network, bias: bool = False) -> None:
         )
 
 
-def check_depths(method: str, network: Network) -> int:
+def check_cut_by_depth(method: str, network: Network) -> int:
     """Refuses a model that cannot be cut by depth; returns how many stages it has.
 
     Args:

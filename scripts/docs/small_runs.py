@@ -50,7 +50,6 @@ NEEDS = {
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",
     "fedpm": "partition.classes_per_client=10 train.optimizer=adam train.lr=0.1 train.momentum=0",
-    "fedpft": "partition.classes_per_client=10 train.clients_per_round=all train.rounds=1 algorithm.server_lr=0.01",
     "fedpft": "train.clients_per_round=all train.rounds=2 algorithm.server_lr=0.01",
     "fedrolex": "algorithm.scaler=false",
     "fedtpg": "model.prompt.context=shared model.prompt.start=drawn",

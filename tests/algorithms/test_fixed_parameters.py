@@ -44,8 +44,7 @@ class Scaled(TwoLayers):
         return super().features(x * self.scale)
 
 
-CUT = {"heterofl", "fedrolex", "fjord", "depthfl", "inclusivefl", "scalefl"}
-CUT = {"heterofl", "fedrolex", "fjord", "depthfl", "fedmlb"}
+CUT = {"heterofl", "fedrolex", "fjord", "depthfl", "fedmlb", "inclusivefl", "scalefl"}
 
 
 def clients_of(case: Case, factor: Tensor) -> ListDataset:
@@ -215,8 +214,7 @@ HEAD_NEEDED = {
 }
 
 
-MORE_NEEDED = {"fedap", "pfedpara"} | CUT - {"depthfl", "inclusivefl"}
-MORE_NEEDED = {"fedap", "pfedpara"} | CUT - {"depthfl", "fedmlb"}
+MORE_NEEDED = {"fedap", "pfedpara"} | CUT - {"depthfl", "fedmlb", "inclusivefl"}
 """Batch normalization, factors, or that all layers are trained."""
 
 BODY_NEEDED = {

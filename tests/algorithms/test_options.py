@@ -110,8 +110,7 @@ def toy_of(name: str, settings: Mapping[str, Any], training: Mapping[str, Any]) 
     held = [(x[::2] + 0.3, y[::2]) for x, y in clients]
     dataset = ListDataset(clients, public=data.load_public() if case.public else None, validation=held)
     normalized = dict.fromkeys(("dense", "fedap", "fedbn", "target"), normalized_layers)
-    deep = dict.fromkeys(("depthfl", "inclusivefl", "scalefl"), four_layers)
-    deep = dict.fromkeys(("depthfl", "fedmlb"), four_layers)
+    deep = dict.fromkeys(("depthfl", "fedmlb", "inclusivefl", "scalefl"), four_layers)
     networks = {**normalized, **deep, "fedme": two_architectures, "pfedpara": factorized_layers}
     task = networks.get(name, two_layers)()
     if settings.get("mode") == "lm":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from algorithms.depthfl import DepthFL
-from algorithms.fedpm import FedPM
 from algorithms.fedmlb import FedMLB
+from algorithms.fedpm import FedPM
 from algorithms.fedrolex import FedRolex
 from algorithms.fjord import FjORD
 from algorithms.heterofl import HeteroFL
