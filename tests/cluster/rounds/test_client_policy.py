@@ -31,7 +31,7 @@ from tests.support.experiments import (
 )
 from tests.support.toys import assert_equal
 
-NEEDS_ALL = {"l2gd", "fedme", "centralized", "drfa", "fedcorr"}
+NEEDS_ALL = {"l2gd", "fedme", "centralized", "drfa", "fedcorr", "scaffnew"}
 SKIP = {"on_error": "skip"}
 
 
