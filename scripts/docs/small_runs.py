@@ -49,7 +49,9 @@ NEEDS = {
     "fedlsr": f"{_NOISY} train.lr=0.15 train.momentum=0.9",
     "fedmd": "holdout.public=200",
     "fedme": "train.clients_per_round=all",
-    "fedpm": "partition.classes_per_client=10 train.optimizer=adam train.lr=0.1 train.momentum=0",
+    "fedpm": (
+        "model.hidden=[256,256] partition.classes_per_client=10 train.optimizer=adam train.lr=0.03 train.momentum=0"
+    ),
     "fedpft": "train.clients_per_round=all train.rounds=2 algorithm.server_lr=0.01",
     "fedrolex": "algorithm.scaler=false",
     "fedtpg": "model.prompt.context=shared model.prompt.start=drawn",

@@ -57,7 +57,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, plan: set[tuple[int, int]], procedure:
     """Makes clients fail by (round, client), in one procedure or in all but those that ask all clients."""
 
     def failing(own: Equipment, job: Job, client: Client, *others: Any) -> ClientResult:
-        others_asked = ("signal", "moments", "shared_features", "compare", "predictors")
+        others_asked = ("signal", "moments", "shared_features", "compare", "predictors", "class_losses")
         meant = job.procedure == procedure if procedure else job.procedure not in others_asked
         if (job.round, client.id) in plan and meant:
             raise RuntimeError("made up")
