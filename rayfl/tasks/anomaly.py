@@ -75,7 +75,7 @@ class AnomalyDetection(NetworkTask):
             errors = errors.where(self.measures.is_normal(batch.y), 0)
         return batch.mean(errors)
 
-    def scored(self, predicted: Tensor, x: Tensor) -> Tensor:
+    def score_of(self, predicted: Tensor, x: Tensor) -> Tensor:
         """Returns the errors of outputs, shape (b, 1)."""
         return _errors(predicted, x)[..., None]
 

@@ -114,7 +114,7 @@ class Task(Protocol):
 
     def predicted(self, outputs: Tensor) -> Tensor: ...
 
-    def scored(self, predicted: Tensor, x: Tensor) -> Tensor: ...
+    def score_of(self, predicted: Tensor, x: Tensor) -> Tensor: ...
 
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor: ...
 
@@ -193,14 +193,14 @@ class NetworkTask(ABC):
         """Returns the prediction of an ensemble from its models' predictions; by default the mean."""
         return torch.stack(list(predictions)).mean(0)
 
-    def scored(self, predicted: Tensor, x: Tensor) -> Tensor:
+    def score_of(self, predicted: Tensor, x: Tensor) -> Tensor:
         """Returns what is scored of predictions for these inputs, one row per sample; by default the predictions."""
         return predicted
 
     def predictions(self, models: Sequence[Model], x: Tensor) -> Tensor:
         """Returns the ensemble prediction of models in evaluation mode, one row per sample."""
         members = [self.predicted(self.network.logits(model, x, training=False)) for model in models]
-        return self.scored(members[0] if len(members) == 1 else self.mixed(members), x)
+        return self.score_of(members[0] if len(members) == 1 else self.mixed(members), x)
 
     def statistics(self, predictor: Predictor, models: Sequence[Model], x: Tensor, y: Tensor) -> Tensor:
         """Returns the sums of :attr:`measures` over a predictor's predictions, float64 of shape (``size``,).

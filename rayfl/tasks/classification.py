@@ -96,5 +96,5 @@ class Classification(NetworkTask):
 
 _OF_THE_LOSS = ("loss", "loss_of", "logits", "cross_entropy")
 """What the written-out gradient supposes."""
-_OF_PREDICTIONS = ("predictions", "log_probabilities", "predicted", "scored")
+_OF_PREDICTIONS = ("predictions", "log_probabilities", "predicted", "score_of")
 """What the written-out predictions suppose."""

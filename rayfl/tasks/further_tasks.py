@@ -277,7 +277,7 @@ class LanguageModel(NetworkTask):
 
 
 _OF_THE_LOSS = ("logits", "loss_of")
-_OF_THE_STATISTICS = ("predictions", "predicted", "mixed", "scored", "logits", "measures")
+_OF_THE_STATISTICS = ("predictions", "predicted", "mixed", "score_of", "logits", "measures")
 """What the ways around a whole batch's outputs suppose."""
 
 

@@ -61,6 +61,6 @@ class Predictor:
         task = self.task or task
         if self.combine is not None:
             found = self.combine(models, x, task, asked) if self.reads_asked else self.combine(models, x, task)
-            return task.scored(found, x)  # type: ignore[no-any-return]
+            return task.score_of(found, x)  # type: ignore[no-any-return]
         predicted: Tensor = task.predictions(models, x)
         return predicted

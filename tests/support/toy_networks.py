@@ -125,7 +125,7 @@ class Quadratic:
     def predictions(self, models: Any, x: Tensor) -> Tensor:
         return torch.zeros(x.shape[0], 2, dtype=torch.float64)
 
-    def scored(self, predicted: Tensor, x: Tensor) -> Tensor:
+    def score_of(self, predicted: Tensor, x: Tensor) -> Tensor:
         return predicted
 
     def statistics(self, predictor: Any, models: Any, x: Tensor, y: Tensor) -> Tensor:
