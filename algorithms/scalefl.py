@@ -18,7 +18,6 @@ from algorithms.parts.widths import check_units
 from rayfl.aggregation.exact_sum import Weighted
 from rayfl.engine.client import Client
 from rayfl.engine.round_context import RoundContext
-from rayfl.errors import ConfigError
 from rayfl.objectives import Sum, function
 from rayfl.params import Tree
 from rayfl.tasks.base import Batch, Predictor, Task, Trait
@@ -123,14 +122,8 @@ class ScaleFL(Algorithm):
         return {"distribution": "its last classifier teaches the others probabilities of classes"}
 
     def check(self, task: Task, context: RoundContext) -> None:
-        check_depths(self.name, task, self.classifiers)
+        check_depths(self.name, task, self.classifiers, self.depths)
         check_units(self.name, task)
-        count = depth_count(task, self.classifiers)
-        if self.depths is not None and max(self.depths) > count:
-            raise ConfigError(
-                f"algorithm.depths has {max(self.depths)}, and there are {count} depths (algorithm.classifiers): name "
-                f"depths from 1 to {count}"
-            )
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
         whole = max(self.widths) == 1

@@ -11,7 +11,6 @@ from algorithms.base import Algorithm, setting
 from algorithms.parts.capacities import drawn, in_turn
 from algorithms.parts.exits import Exits, check_depths, depth_count
 from rayfl.engine.round_context import RoundContext
-from rayfl.errors import ConfigError
 from rayfl.tasks.base import Task
 
 _NO_NORM = "clients of unlike depths have unlike normalization layers"
@@ -56,13 +55,7 @@ class DepthClients(Algorithm):
         return self
 
     def check(self, task: Task, context: RoundContext) -> None:
-        check_depths(self.name, task, self.classifiers)
-        count = depth_count(task, self.classifiers)
-        if self.depths is not None and max(self.depths) > count:
-            raise ConfigError(
-                f"algorithm.depths has {max(self.depths)}, and there are {count} depths (algorithm.classifiers): name "
-                f"depths from 1 to {count}"
-            )
+        check_depths(self.name, task, self.classifiers, self.depths)
 
     def remarks(self, context: RoundContext) -> Sequence[str]:
         if self.depths is None or self.classifiers is None or max(self.depths) == self.classifiers:

@@ -168,13 +168,14 @@ def depth_count(task: Task, classifiers: int | None) -> int:
     return min(4, len(network.depths.stages)) if classifiers is None else classifiers
 
 
-def check_depths(method: str, task: Task, classifiers: int | None) -> None:
+def check_depths(method: str, task: Task, classifiers: int | None, depths: Sequence[int] | None) -> None:
     """Refuses a network that cannot be cut into so many depths.
 
     Args:
         method: its name.
         task: has the network.
         classifiers: as for :func:`depth_count`.
+        depths: that clients have; None: all of them.
 
     Raises:
         ConfigError: naming what is in the way, and the fix.
@@ -185,4 +186,10 @@ def check_depths(method: str, task: Task, classifiers: int | None) -> None:
         raise ConfigError(
             f"algorithm.classifiers={classifiers}: this model can be cut into {stages} depths at most: set it to "
             f"{stages} or less, or choose a deeper model"
+        )
+    count = depth_count(task, classifiers)
+    if depths is not None and max(depths) > count:
+        raise ConfigError(
+            f"algorithm.depths has {max(depths)}, and there are {count} depths (algorithm.classifiers): name depths "
+            f"from 1 to {count}"
         )
