@@ -24,10 +24,10 @@ class SGP(Decentralized):
     """SGP (stochastic gradient push): models go along directed links, and weights that go with them undo the bias.
 
     Client i has a sum x_i and its weight u_i, at first the common initial model and 1. Its model is z_i = x_i / u_i. In
-    a round every client of the cohort S trains z_i to z_i' by local steps, adds the change to its sum, and sends a
+    a round every client of the cohort S trains z_i to y_i by local steps, adds the change to its sum, and sends a
     share of sum and weight to each of those that it has a link to:
 
-        x_i <- sum_{j in S} P_ij (x_j + z_j' - z_j),    u_i <- sum_{j in S} P_ij u_j,    P_ij = 1 / (1 + d_j)
+        x_i <- sum_{j in S} P_ij (x_j + y_j - z_j),    u_i <- sum_{j in S} P_ij u_j,    P_ij = 1 / (1 + d_j)
 
     d_j is the number of clients that j sends to in S; it keeps a share for itself. Each column of P sums to 1, so that
     all x_i together, and all u_i, keep their sums in whatever graph. Nobody needs to know who will be heard: unlike a
@@ -38,7 +38,7 @@ class SGP(Decentralized):
 
     Server: nothing; the driver keeps the mean of all x_i for evaluations. Client: x_i, u_i. Down: shares of those that
     send to it, each with its weight. Up: a share for each link. Evaluated: z_i (``personalized``) and the mean of the
-    x_i of all clients (``global``); after training also z_i' (``local``).
+    x_i of all clients (``global``); after training also y_i (``local``).
 
     References:
         Assran, Loizou, Ballas, Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019, Algorithm 1.
@@ -99,7 +99,7 @@ class SGP(Decentralized):
         return {"model": add_scaled(server["model"], change, len(cohort) / clients.context.num_clients)}
 
     async def local_update(self, client: Client, shares: Tree, receivers: int) -> Tree:
-        """Trains z_i; returns x_i + z_i' - z_i and u_i, of which shares are counted when they arrive.
+        """Trains z_i; returns x_i + y_i - z_i and u_i, of which shares are counted when they arrive.
 
         Args:
             client: i.
@@ -122,7 +122,7 @@ class SGP(Decentralized):
 
         Args:
             client: i.
-            arrived: of those that send to it, x_j + z_j' - z_j and u_j.
+            arrived: of those that send to it, x_j + y_j - z_j and u_j.
         """
         exchange, own = client.state.pop("exchange"), client.state["push"]
         mine = {"total": self._sent(client, own["total"]), "weight": own["weight"]}
